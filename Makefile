@@ -117,7 +117,7 @@ $(VENV)/peers/.test: $(VENV)/.test
 	$(PYTHON) -m venv --clear $(VENV)/peers
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> $(VENV)/peers/lib/$$(ls $(VENV)/peers/lib)/site-packages/zz-environment.pth
-	$(VENV)/peers/bin/python -m pip install --quiet '.[peers]'
+	$(VENV)/peers/bin/python -m pip install --quiet --editable '.[peers]'
 	@touch $@
 
 # Installed next to the environment, not in it: torchvision's wheels are built for torch with CUDA,

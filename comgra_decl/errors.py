@@ -11,7 +11,9 @@ import re
 import reprlib
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 
 class ComgraError(Exception):
@@ -62,6 +64,22 @@ class MissingPackageError(ComgraError, ImportError):
     """An optional package is not installed; the message names the extra to install."""
 
 
+def needed(module: str, extra: str) -> Any:
+    """Import a module that belongs to an extra.
+
+    Raises:
+        MissingPackageError: the module is missing; the message says how to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise MissingPackageError(
+            f"the {package!r} package is required but not installed: "
+            f"pip install 'comgra-decl[{extra}]'"
+        ) from error
+
+
 class UnknownNameError(ComgraError, KeyError):
     """The run has no such node, slot, statistic or step."""
 
@@ -71,6 +89,10 @@ class UnknownNameError(ComgraError, KeyError):
 
 class SelectionError(ComgraError, ValueError):
     """More is selected than another tool should receive; the message proposes a selection."""
+
+
+class PatternError(ComgraError, ValueError):
+    """A pattern of nodes, classes or names is invalid; the message explains how to write it."""
 
 
 class ContractError(ComgraError, ValueError):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -429,6 +429,12 @@ class ScalarBatch:
         """Bytes held until stored."""
         return 64 * len(self.names) + sum(100 + len(note.text) for note in self.notes) + 512
 
+
+Severity = Literal["error", "warning", "hint"]
+"""error: the training cannot work; warning: the training is impaired; hint: worth checking."""
+
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
+"""All severities of findings, worst first."""
 
 AGGREGATES = ("mean", "std", "abs_max")
 """How per-sample statistics are aggregated over the batch, in stored order."""

@@ -13,8 +13,11 @@ import numpy as np
 
 from comgra_decl.cli.describe import plain
 from comgra_decl.errors import ComgraError, UnknownNameError, did_you_mean, shown
+from comgra_decl.sinks.naming import TRAIN
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from comgra_decl.query import Run
     from comgra_decl.store.location import Location
 
@@ -24,7 +27,7 @@ LIMIT = 8000
 SERIES_LIMIT = 2000
 """Largest number of characters of a series."""
 
-_POINTS = 40
+_POINTS = 36
 _ROWS = 40
 
 
@@ -69,8 +72,7 @@ class Agent:
     def open_run(self, run: str = "") -> str:
         """Describe a run: state, steps, types, statistics, metrics, nodes, pictures."""
         found = self._run(run)
-        kpis = found.kpis(automatic=True)
-        last = kpis.groupby("name")["value"].last()
+        last = found.kpis(automatic=True).drop_duplicates(["name", "type"], keep="last")
         slots = found.slots
         classes = slots.groupby("node", sort=False)["module_class"].first()
         nodes = [f"{name} ({kind})" if kind else str(name) for name, kind in classes.items()]
@@ -84,7 +86,12 @@ class Agent:
                 "types": found.types,
                 "statistics": found.statistics,
                 "passes": list(dict.fromkeys(slots["pass"])),
-                "metrics": {str(name): value for name, value in last.items()},
+                "metrics": {
+                    f"{name}" if type_ == TRAIN else f"{name} ({type_})": _number(value)
+                    for name, type_, value in last[["name", "type", "value"]].itertuples(
+                        index=False
+                    )
+                },
                 "pictures": found.pictures,
                 "nodes": nodes,
             }
@@ -129,34 +136,24 @@ class Agent:
     ) -> str:
         """Return a statistic of a tensor by step, or of a metric if node is "metrics".
 
-        `of` is the pass: forward, grad, update. Long series are thinned to the smallest and largest
-        value of each stretch.
+        `of` is the pass: forward, grad, update; `type` the type of execution: train, eval. Long
+        series are thinned to the smallest and largest value of each stretch.
         """
         found = self._run(run)
         if node == "metrics":
-            table = found.kpis(automatic=True)
-            known = list(dict.fromkeys(table["name"]))
-            if statistic not in known:
-                raise UnknownNameError(
-                    f"there is no metric {shown(statistic)}{did_you_mean(statistic, known) or '.'} "
-                    f"This run has {', '.join(map(str, known[:_ROWS]))}."
-                )
-            values = table[table["name"] == statistic].set_index("step")["value"]
+            values = _metric(found, statistic, type)
         else:
             values = found.slot(node, role=role, of=of).series(statistic, type=type or None)
         steps, numbers = values.index.to_numpy(np.int64), values.to_numpy(np.float64)
-        points = _POINTS
-        while True:
-            kept = _extremes(numbers, points)
-            told = {
-                "steps": steps[kept].tolist(),
-                "values": [_number(value) for value in numbers[kept].tolist()],
-                "length": len(numbers),
-            }
-            text = json.dumps(told)
-            if len(text) <= SERIES_LIMIT:
-                return text
-            points -= 5
+        kept = _extremes(numbers.astype(np.float64, copy=False), _POINTS)
+        told = {
+            "steps": steps[kept].tolist(),
+            "values": [_number(value) for value in numbers[kept].tolist()],
+            "length": len(numbers),
+        }
+        text = json.dumps(told)
+        assert len(text) <= SERIES_LIMIT
+        return text
 
     def row(self, step: int, run: str = "", nodes: str = "**") -> str:
         """Return mean, std and largest magnitude of all tensors at a recorded step.
@@ -189,8 +186,8 @@ class Agent:
 
     def picture(self, name: str, run: str = "", step: int = -1, node: str = "") -> bytes:
         """Return a picture of the run as PNG; open_run lists the names; step -1 is the last."""
+        from comgra_decl.errors import needed
         from comgra_decl.pictures.tiles import tiled
-        from comgra_decl.sinks import needed
 
         found = self._run(run).picture(name, None if step < 0 else step, node or None)
         values = np.asarray(found.values, np.float64)
@@ -222,8 +219,8 @@ def server(root: Path) -> Any:
     Raises:
         MissingPackageError: the MCP SDK is not installed.
     """
+    from comgra_decl.errors import needed
     from comgra_decl.query import location, require_folder
-    from comgra_decl.sinks import needed
 
     require_folder(location(root))
     module = needed("mcp.server.mcpserver", "mcp")
@@ -246,7 +243,7 @@ def server(root: Path) -> Any:
 
 def _telling(tool: Callable[..., Any]) -> Callable[..., Any]:
     """Return a tool whose errors reach the agent in full: the SDK hides those it does not know."""
-    from comgra_decl.sinks import needed
+    from comgra_decl.errors import needed
 
     error = needed("mcp.server.mcpserver.exceptions", "mcp").ToolError
 
@@ -260,18 +257,40 @@ def _telling(tool: Callable[..., Any]) -> Callable[..., Any]:
     return told
 
 
-def _told(content: dict[str, Any]) -> str:
-    """Return content as JSON; its longest list is shortened until the text fits."""
-    content = plain(content)
-    while len(text := json.dumps(content)) > LIMIT:
-        name = max(content, key=lambda key: len(json.dumps(content[key])))
-        kept = content[name][: len(content[name]) * 3 // 4] if len(content[name]) else []
-        assert isinstance(content[name], list), f"{name} is too long"
-        content[f"{name}_left_out"] = (
-            content.get(f"{name}_left_out", 0) + len(content[name]) - len(kept)
+def _metric(run: Run, name: str, type_: str) -> pd.Series[float]:
+    """Return the values of a metric by step; without a type, those of training if there are any."""
+    table = run.kpis(automatic=True)
+    known = list(dict.fromkeys(table["name"]))
+    if name not in known:
+        raise UnknownNameError(
+            f"there is no metric {shown(name)}{did_you_mean(name, known) or '.'} "
+            f"This run has {', '.join(map(str, known[:_ROWS])) or 'none'}."
         )
-        content[name] = kept
-    return text
+    table = table[table["name"] == name]
+    types = list(dict.fromkeys(table["type"]))
+    wanted = type_ or (TRAIN if TRAIN in types else types[0])
+    if wanted not in types:
+        raise UnknownNameError(
+            f"metric {name!r} has no type {shown(wanted)}{did_you_mean(wanted, types) or '.'} "
+            f"It has {', '.join(map(str, types))}."
+        )
+    return table[table["type"] == wanted].set_index("step")["value"]
+
+
+def _told(content: dict[str, Any]) -> str:
+    """Return content as JSON; its longest list, mapping or text is shortened until all fits."""
+    content, left_out = plain(content), dict.fromkeys(content, 0)
+    while True:
+        counts = {f"{name}_left_out": count for name, count in left_out.items() if count}
+        text = json.dumps(content | counts)
+        if len(text) <= LIMIT:
+            return text
+        name = max(content, key=lambda key: len(json.dumps(content[key])))
+        whole = content[name]
+        kept = len(whole) * 3 // 4
+        left_out[name] += len(whole) - kept
+        items = [*whole.items()][:kept] if isinstance(whole, dict) else whole[:kept]
+        content[name] = dict(items) if isinstance(whole, dict) else items
 
 
 def _sparse(steps: list[int]) -> list[int] | dict[str, int]:

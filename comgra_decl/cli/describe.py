@@ -44,15 +44,15 @@ def describe_run(run: Run) -> dict[str, Any]:
         },
         "ranks": run.ranks,
         "missing_ranks": run.missing_ranks,
-        "sessions": _rows(run.sessions.astype(object)),
+        "sessions": rows(run.sessions.astype(object)),
         "types": run.types,
         "statistics": run.statistics,
         "sample_count": run.sample_count,
         "nodes": run.nodes,
-        "slots": _rows(run.slots.reset_index()),
+        "slots": rows(run.slots.reset_index()),
         "kpis": _latest_kpis(run.kpis()),
-        "notes": _rows(run.notes()),
-        "findings": _rows(run.findings()),
+        "notes": rows(run.notes()),
+        "findings": rows(run.findings()),
         "experiments": [vars(check) for check in run.experiments()],
         "damage": run.damage,
         "report": plain(run.report),
@@ -78,10 +78,11 @@ def _latest_kpis(kpis: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the latest value of every KPI, for each type of execution."""
     if kpis.empty:
         return []
-    return _rows(kpis.sort_values("step", kind="stable").groupby(["type", "name"]).tail(1))
+    return rows(kpis.sort_values("step", kind="stable").groupby(["type", "name"]).tail(1))
 
 
-def _rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as plain JSON data; NaN becomes None."""
     return [plain(row) for row in table.to_dict(orient="records")]
 
 

@@ -133,10 +133,12 @@ def _of_rules(content: Mapping[str, Any], *, trust: bool = False) -> list[str]:
 
 def _of_terminal(content: Mapping[str, Any]) -> list[str]:
     """Return an error if a debugger is requested but standard input is not a terminal."""
+    from comgra_decl.records import SEVERITIES
+
     stated = content.get("on_finding")
     limit = stated.get("break", "never") if isinstance(stated, Mapping) else "never"
     traces = content.get("enabled", True) is not False and content.get("dry_run") is not True
-    if limit not in ("error", "warning", "hint") or not traces or _has_terminal():
+    if limit not in SEVERITIES or not traces or _has_terminal():
         return []
     why = "opens a debugger, which requires a terminal as standard input"
     instead = f"run the program in a terminal, or use `stop: {limit}` to end it instead"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,7 @@ class Traced:
         from comgra_decl.doors.trace import trace
         from comgra_decl.query import open_run
 
+        self._run = None
         with trace(spec, root=self._root, group="tests", overrides=overrides) as session:
             yield session
         if session.path is not None:
@@ -63,29 +64,30 @@ class Traced:
         return diagnose(self.run).findings
 
     def assert_healthy(self, *, severity: str = "warning", ignore: Sequence[str] = ()) -> None:
-        """Fail if a rule has found a problem.
+        """Fail if a rule has found a problem, or if the rules could not look for any.
 
         Args:
             severity: the lowest severity that fails: "error", "warning" or "hint".
             ignore: names of rules whose findings do not fail.
         """
         __tracebackhide__ = True
-        order = ("error", "warning", "hint")
-        if severity not in order:
-            raise ValueError(f"severity must be one of {', '.join(order)}, got {severity!r}")
-        serious = order[: order.index(severity) + 1]
-        found = [
-            finding
-            for finding in self.findings()
-            if finding.severity in serious and finding.rule not in ignore
-        ]
-        if found:
-            lines = [
-                f"{each.severity} {each.rule} at step {each.first_step}: {each.message}"
-                for each in found[:_SHOWN]
-            ]
-            lines += [f"and {len(found) - _SHOWN} more"] * (len(found) > _SHOWN)
-            pytest.fail("\n".join(lines), pytrace=False)
+        from comgra_decl.records import SEVERITIES
+        from comgra_decl.rules import diagnose
+
+        if severity not in SEVERITIES:
+            raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, got {severity!r}")
+        diagnosis = diagnose(self.run)
+        if not diagnosis.records:
+            pytest.fail("no training step was recorded, so no rule has checked any", pytrace=False)
+        if diagnosis.incomplete:
+            damage = "; ".join(diagnosis.damage)
+            pytest.fail(f"the rules could not read all records: {damage}", pytrace=False)
+        serious = SEVERITIES[: SEVERITIES.index(severity) + 1]
+        _fail_with(
+            f"{each.severity} {each.rule} at step {each.first_step}: {each.message}"
+            for each in diagnosis.findings
+            if each.severity in serious and each.rule not in ignore
+        )
 
     def assert_keeps(self, contract: str | Path) -> None:
         """Fail if the run departs from a contract, and names the tensor that left it first.
@@ -94,14 +96,19 @@ class Traced:
             contract: path of the contract; relative to the folder of the test.
         """
         __tracebackhide__ = True
-        from comgra_decl.rules.contract import breaches, from_yaml
+        from comgra_decl.rules.contract import breaches, read
 
         path = self._contracts / contract
-        found = breaches(self.run, from_yaml(path.read_text(encoding="utf-8"), where=str(path)))
-        if found:
-            lines = [each.message for each in found[:_SHOWN]]
-            lines += [f"and {len(found) - _SHOWN} more"] * (len(found) > _SHOWN)
-            pytest.fail("\n".join(lines), pytrace=False)
+        _fail_with(each.message for each in breaches(self.run, read(path)))
+
+
+def _fail_with(problems: Iterable[str]) -> None:
+    """Fail the test if there are problems; show the first ones."""
+    __tracebackhide__ = True
+    lines = [*problems]
+    if lines:
+        more = [f"and {len(lines) - _SHOWN} more"] * (len(lines) > _SHOWN)
+        pytest.fail("\n".join([*lines[:_SHOWN], *more]), pytrace=False)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
+from comgra_decl.errors import UnknownNameError, did_you_mean, shown
 from comgra_decl.query import derived
 from comgra_decl.records import AGGREGATES
 from comgra_decl.sinks import Selection
@@ -40,7 +40,7 @@ class Content:
         if isinstance(nodes, str) and not nodes:  # metrics, notes and findings only
             self.slots = self.slots[:0]
         elif nodes is not None:
-            chosen = [_matches(nodes, node) for node in self.slots["node"]]
+            chosen = [matches(nodes, node) for node in self.slots["node"]]
             self.slots = self.slots[np.array(chosen, bool)]
             if self.slots.empty:
                 raise UnknownNameError(
@@ -119,9 +119,11 @@ class Content:
         if not self.run.sample_count:
             return
         nonfinite = self.statistics.index("nonfinite")
+        shape = (0, self.run.sample_count, len(self.statistics))
         for chunk in self.chunks():
-            parts = [chunk.samples(int(number)) for number in self.ids]
-            numbers = np.stack([part for part in parts if part is not None], axis=1)
+            found = [chunk.samples(int(number)) for number in self.ids]
+            parts = [part for part in found if part is not None]
+            numbers = np.stack(parts, axis=1) if parts else np.empty((len(chunk.records), *shape))
             rows, columns, samples = np.nonzero(~np.isnan(numbers[..., nonfinite]))
             flat = numbers[rows, columns, samples]
             named: dict[str, Any] = {"sample": samples.astype(np.int32)}
@@ -153,11 +155,3 @@ class Content:
         if key == "iteration":
             return column.to_numpy(np.int32)
         return pd.Categorical(column, categories=list(dict.fromkeys(column)))
-
-
-def _matches(pattern: str, node: str) -> bool:
-    """Whether a node matches a pattern. Raises UnknownNameError for an invalid pattern."""
-    try:
-        return is_one_of(pattern, [pattern]) and matches(pattern, node)
-    except ValueError as error:
-        raise UnknownNameError(f"{error}.") from None

@@ -62,6 +62,7 @@ def export_run(
 
     Raises:
         UnknownNameError: the format does not exist, or no node matches the pattern.
+        PatternError: the pattern is invalid.
         SelectionError: the format is for a limited number of series, and more are selected.
         MissingPackageError: the format needs a missing package; the message names the extra.
         StoreError: the target exists, is in a bucket, is inside the run, or cannot be written.

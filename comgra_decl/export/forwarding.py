@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from comgra_decl.errors import UnknownNameError
 from comgra_decl.pictures.tiles import tiled
 from comgra_decl.query import Run, Slot
 from comgra_decl.query.chunks import Chunk
-from comgra_decl.records import PICTURE_PREFIX, Note, SlotInfo, SlotKey
+from comgra_decl.records import PICTURE_PREFIX, Note, SlotKey
 from comgra_decl.sinks import About, Feed, Graph, Metrics, Moment, Records, Sink, graph_of, naming
 from comgra_decl.sinks.making import about_of
 
@@ -38,25 +39,32 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
     """
     run = content.run
     feed = Feed(sink, content.selection, statistics=content.statistics)
-    feed.see(slots_of(content.slots))
+    shown = {*content.ids.tolist()}
+    feed.see(slot for slot in run.arrays.slots if slot.id in shown)
     sink.begin(about(run, content.statistics))
     clock = Clock(run)
     feed.metrics(_metrics(run, clock))
-    times = run.records["time"].to_numpy(np.float64)
-    for chunk in content.chunks():
-        feed.records(_records(chunk, times))
+    if feed.chosen:
+        slots, times = np.array([*feed.chosen]), run.records["time"]
+        for chunk in content.chunks():
+            moments = [
+                *map(Moment, chunk.steps.tolist(), times.loc[chunk.records.tolist()].tolist())
+            ]
+            numbers = chunk.aggregates[:, slots]
+            found = _histograms(chunk, slots) if content.selection.histograms else (None, None)
+            feed.records(Records(moments, chunk.types, slots, numbers, *found))
     graph = graph_in(run)
     if graph is not None:
         sink.graph(Moment(0, run.started), graph)
     if content.selection.pictures:
-        for at, name, pixels in _pictures(content, feed.chosen, clock):
+        for at, name, pixels in _pictures(content, [*feed.chosen.values()], clock):
             sink.image(at, name, pixels)
     feed.notes(_notes(run.notes()))
     document = run.document("findings")
     for finding in (document or {}).get("findings", []):
         feed.findings({"findings": [finding]}, clock.at(int(finding["first_step"])))
     sink.end(run.state)
-    return feed.chosen
+    return [*feed.chosen.values()]
 
 
 def about(run: Run, statistics: list[str]) -> About:
@@ -80,27 +88,10 @@ class Clock:
         return float(np.interp(step, self._steps, self._times))
 
 
-def slots_of(table: pd.DataFrame) -> list[SlotInfo]:
-    """Return the rows of `Run.slots`, without those of recorded pictures."""
-    return [
-        SlotInfo(
-            int(number),
-            SlotKey(row["node"], row["role"], int(row["iteration"]), row["pass"]),
-            row["kind"],
-            row["dtype"],
-            row["shape"],
-            None if pd.isna(row["batch_dim"]) else int(row["batch_dim"]),
-            row["module_class"],
-        )
-        for number, row in zip(table.index.tolist(), table.to_dict("records"), strict=True)
-        if not row["pass"].startswith(PICTURE_PREFIX)
-    ]
-
-
 def graph_in(run: Run) -> Graph | None:
     """Return the last graph of a run; None if it has none."""
     structure = run.structure()
-    return None if structure is None else graph_of(structure, slots_of(run.slots))
+    return None if structure is None else graph_of(structure, run.arrays.slots)
 
 
 def _metrics(run: Run, clock: Clock) -> Metrics:
@@ -111,19 +102,15 @@ def _metrics(run: Run, clock: Clock) -> Metrics:
     return Metrics(moments, table["type"].tolist(), table["name"].tolist(), table["value"].tolist())
 
 
-def _records(chunk: Chunk, times: NDArray[np.float64]) -> Records:
-    moments = [
-        Moment(int(step), float(times[record]))
-        for step, record in zip(chunk.steps, chunk.records, strict=True)
-    ]
-    slots = np.array([slot.id for slot in chunk.slots])
-    counts = ranges = None
-    if chunk.has_histograms and len(slots):
-        pairs = [chunk.histograms(int(slot)) for slot in slots]
-        found = [pair for pair in pairs if pair is not None]
-        counts = np.stack([pair[0] for pair in found], axis=1)
-        ranges = np.stack([pair[1] for pair in found], axis=1)
-    return Records(moments, chunk.types, slots, chunk.aggregates, counts, ranges)
+def _histograms(
+    chunk: Chunk, slots: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[Any]] | tuple[None, None]:
+    """Return counts [k, n, bins] and ranges [k, n, 2] of n slots; None without histograms."""
+    pairs = [pair for slot in slots.tolist() if (pair := chunk.histograms(slot)) is not None]
+    if not pairs:
+        return None, None
+    counts, ranges = zip(*pairs, strict=True)
+    return np.stack(counts, axis=1), np.stack(ranges, axis=1)
 
 
 def _notes(table: pd.DataFrame) -> list[Note]:

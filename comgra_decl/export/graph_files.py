@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import UnknownNameError, needed
 from comgra_decl.query import Run
-from comgra_decl.sinks import Graph, needed
+from comgra_decl.sinks import Graph
 from comgra_decl.sinks.graph import Node, plain
 
 from .content import Content
@@ -60,17 +60,21 @@ def write_onnx(content: Content, to: Path) -> None:
         inner += [told] if told is not None and node.name in consumed else []
         outputs += [told] if told is not None and node.name not in consumed else []
         cycle = [each for each in sources[node.name] if (each, node.name) in closing]
-        operators.append(
-            helper.make_node(
-                node.label,
-                [each for each in sources[node.name] if each not in cycle],
-                [node.name],
-                name=node.name,
-                domain=DOMAIN,
-                **_attributes(node, statistics),
-                **({"cycle_from": cycle} if cycle else {}),
-            )
+        operator = helper.make_node(
+            node.label,
+            [each for each in sources[node.name] if each not in cycle],
+            [node.name],
+            name=node.name,
+            domain=DOMAIN,
+            kind=node.kind,
+            **statistics.get(node.name, {}),
+            **({"cycle_from": cycle} if cycle else {}),
         )
+        operator.attribute.extend(  # a scalar's shape is an empty list, whose type is unknown
+            helper.make_attribute(f"parameter.{role}", shape, attr_type=onnx.AttributeProto.INTS)
+            for role, shape in node.attributes.items()
+        )
+        operators.append(operator)
     run = content.run
     built = helper.make_graph(operators, run.name, inputs, outputs, value_info=inner)
     opsets = [helper.make_opsetid(DOMAIN, 1), helper.make_opsetid("", 17)]
@@ -87,12 +91,6 @@ def _value_info(onnx: Any, node: Node) -> Any:
     return onnx.helper.make_tensor_value_info(
         node.name, getattr(onnx.TensorProto, dtype), list(node.shape)
     )
-
-
-def _attributes(node: Node, statistics: Statistics) -> dict[str, Any]:
-    found: dict[str, Any] = {"kind": node.kind}
-    found |= {f"parameter.{role}": list(shape) for role, shape in node.attributes.items()}
-    return found | dict(statistics.get(node.name, {}))
 
 
 def write_graphml(content: Content, to: Path) -> None:

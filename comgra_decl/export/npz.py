@@ -6,10 +6,12 @@ import json
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .arrays import forms, pieces, record_columns
+from .arrays import Form, forms, pieces, record_columns
 from .content import KEYS, Content
 
 
@@ -18,20 +20,25 @@ def write(content: Content, to: Path) -> None:
     with tempfile.TemporaryDirectory(dir=to.parent) as folder:
         for name, array in _small(content).items():
             np.save(Path(folder) / f"{name}.npy", array, allow_pickle=False)
-        wanted = {
-            form.name: np.lib.format.open_memmap(
-                Path(folder) / f"{form.name}.npy", "w+", np.dtype(form.dtype), form.shape
-            )
-            for form in forms(content)
-            if 0 not in form.shape
-        }
+        wanted = {form.name: _array(Path(folder), form) for form in forms(content)}
         for name, first, data in pieces(content):
             wanted[name][first : first + len(data)] = data
         for array in wanted.values():
-            array.flush()
+            if isinstance(array, np.memmap):
+                array.flush()
         with zipfile.ZipFile(to, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for path in sorted(Path(folder).iterdir()):
                 archive.write(path, path.name)
+
+
+def _array(folder: Path, form: Form) -> NDArray[Any]:
+    """Create an array in a file; an empty one cannot be mapped into memory."""
+    path, dtype = folder / f"{form.name}.npy", np.dtype(form.dtype)
+    if 0 not in form.shape:
+        return np.lib.format.open_memmap(path, "w+", dtype, form.shape)
+    empty = np.empty(form.shape, dtype)
+    np.save(path, empty, allow_pickle=False)
+    return empty
 
 
 def _small(content: Content) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from comgra_decl.sinks import needed
+from comgra_decl.errors import needed
 
 from .content import Content
 from .plain import plain_columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from comgra_decl.hooks.frames import TORCH_FOLDER
 from comgra_decl.hooks.probing.seclusion import SECLUDED, is_secluded
 from comgra_decl.torch_private import graph_task, module_call, tracing_state
 
@@ -26,7 +26,6 @@ _MODULE_CALL = module_call.__code__
 MODULE_HOOKS = _code_within(module_call, "inner")
 """The code that runs a module's hooks during a call; None in torch versions that lack it."""
 _COMPILED_CALL = str(Path("torch", "_dynamo", "eval_frame.py"))
-_TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 
 OPTIMIZER_STEP = _code_within(torch.optim.Optimizer.profile_hook_step, "wrapper")
 """The code that runs an optimizer step and its hooks; None in torch versions that lack it."""
@@ -112,7 +111,7 @@ def torch_variable(frame: FrameType, name: str) -> Any:
     Also returns None for functions of the program, because before Python 3.13, reading their
     variables overwrites the dict that `locals()` returned to them.
     """
-    if not frame.f_code.co_filename.startswith(_TORCH):
+    if not frame.f_code.co_filename.startswith(TORCH_FOLDER):
         return None
     return frame.f_locals.get(name)
 

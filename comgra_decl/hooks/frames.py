@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -26,8 +25,10 @@ from comgra_decl.torch_private import module_call
 
 T = TypeVar("T")
 
-_TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
-_OURS = f"{Path(__file__).resolve().parents[1]}{os.sep}"
+# These begin the file names of code objects. Resolving links would make them differ, for example
+# if the environment is a link to another folder.
+TORCH_FOLDER = torch.__file__.removesuffix("__init__.py")
+OUR_FOLDER = __file__.removesuffix(str(Path("hooks", "frames.py")))
 _REFLECTIVE = frozenset(
     {"locals", "vars", "exec", "eval", "dir", "f_locals", "stack", "_getframe", "currentframe"}
 )
@@ -64,7 +65,7 @@ class Visit:
     @property
     def in_torch(self) -> bool:
         """Whether the code belongs to torch."""
-        return self.file.startswith(_TORCH)
+        return self.file.startswith(TORCH_FOLDER)
 
     @property
     def ours(self) -> bool:
@@ -136,7 +137,7 @@ def variables(frame: FrameType, look: Callable[[Mapping[str, Any]], T]) -> T | N
 def is_ours(frame: FrameType) -> bool:
     """Return whether the code of a frame belongs to comgra_decl."""
     module = frame.f_globals.get("__name__")
-    return frame.f_code.co_filename.startswith(_OURS) or str(module).startswith("comgra_decl.")
+    return frame.f_code.co_filename.startswith(OUR_FOLDER) or str(module).startswith("comgra_decl.")
 
 
 def is_module(thing: object) -> bool:

@@ -9,11 +9,9 @@ was running when torch called the mode.
 from __future__ import annotations
 
 import gc
-import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from types import (
     BuiltinFunctionType,
     ClassMethodDescriptorType,
@@ -31,6 +29,7 @@ from typing import Any
 import torch
 from torch import overrides
 
+from comgra_decl.hooks.frames import TORCH_FOLDER
 from comgra_decl.hooks.objects import functions_with
 from comgra_decl.torch_private import OperatorBase, OpOverloadPacket, TensorBase
 
@@ -45,7 +44,6 @@ _OF_C = (
 _OPERATORS = OperatorBase | OpOverloadPacket
 """Types of callable objects that cannot be identified by the code that is running."""
 
-_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _ASKING = overrides.handle_torch_function.__code__
 
 _known: set[Callable[..., Any]] = set()
@@ -93,7 +91,7 @@ def _of_python(func: Callable[..., Any], running: FrameType) -> Callable[..., An
 
 
 def _is_torchs(code: CodeType) -> bool:
-    return code.co_filename.startswith(_TORCH)
+    return code.co_filename.startswith(TORCH_FOLDER)
 
 
 def _is_genuine(func: Any) -> bool:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import (
-    MissingPackageError,
     UnknownNameError,
     did_you_mean,
     is_one_of,
+    needed,
     shown,
 )
 from comgra_decl.records import AGGREGATES, SlotInfo
@@ -193,12 +193,6 @@ def dataset(
     snapshot: Snapshot, names: Sequence[str], of: str | None, over_batch: str, type_: str | None
 ) -> xarray.Dataset:
     """Return statistics [step, slot] of all slots, or of the slots of one pass."""
-    try:
-        import xarray
-    except ImportError as error:
-        raise MissingPackageError(
-            "the 'xarray' package is required but not installed: pip install 'comgra-decl[xarray]'"
-        ) from error
     passes = list(dict.fromkeys(slot.key.pass_ for slot in snapshot.view.slots))
     if of is not None and not is_one_of(of, passes):
         hint = did_you_mean(of, passes) or "."
@@ -212,4 +206,7 @@ def dataset(
     coords["iteration"] = ("slot", np.array([slot.key.iteration for slot in slots], np.int64))
     tables = {name: table(snapshot, name, over_batch)[records][:, ids] for name in names}
     data = {name: (("step", "slot"), table) for name, table in tables.items()}
-    return xarray.Dataset(data, coords, attrs={"over_batch": over_batch})
+    found: xarray.Dataset = needed("xarray", "xarray").Dataset(
+        data, coords, attrs={"over_batch": over_batch}
+    )
+    return found

@@ -10,6 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from comgra_decl.records import SEVERITIES
+
 from .compare import differing, named, settings_of
 from .run import Run
 
@@ -209,7 +211,7 @@ def _line(row: RunRow, changed: Iterable[str]) -> dict[str, Any]:
     line |= {f"last.{name}": value for name, value in row.last.items()}
     line |= {f"best.{name}": value for name, value in row.best.items()}
     counts: Mapping[str, int] | None = row.findings
-    for name in ("error", "warning", "hint"):
+    for name in SEVERITIES:
         line[f"{name}s"] = pd.NA if counts is None else counts.get(name, 0)
     line |= {name: plain[name] for name in ("commit", "branch", "dirty", "seed", "command")}
     line |= {f"version.{name}": text for name, text in row.versions.items()}

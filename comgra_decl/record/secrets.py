@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from comgra_decl.spec import Spec
 
 MASK = "(not saved)"
 """The replacement for a secret."""
@@ -16,6 +19,9 @@ _NAME = re.compile(
     r"|secret[_-]\w+)$",
     re.IGNORECASE,
 )
+
+
+_LOGIN = re.compile(r"//[^/]*@")
 
 
 def is_secret(name: str) -> bool:
@@ -36,6 +42,22 @@ def without_secrets(arguments: Iterable[str]) -> list[str]:
         )
         follows = secret and not equals and name.startswith("-")
     return masked
+
+
+def without_login(url: str) -> str:
+    """Return a URL without its user name and password."""
+    return _LOGIN.sub("//", url)
+
+
+def without_logins(spec: Spec) -> Spec:
+    """Return a spec for storing: the URLs of its sinks contain no passwords."""
+    sinks = []
+    for sink in spec.sinks:
+        options = sink.mlflow
+        if options is not None and options.uri is not None:
+            options = options.model_copy(update={"uri": without_login(options.uri)})
+        sinks.append(sink.model_copy(update={"mlflow": options}))
+    return spec.model_copy(update={"sinks": sinks})
 
 
 def masked(value: Any, name: str = "") -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
+from comgra_decl.record.secrets import without_login, without_logins
 from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ _INTERRUPTED_TIMEOUT = 5.0
 """The same after an interruption: the user wants the program to end, and a device may hang."""
 
 _LINK_TIMEOUT = 20.0
-"""The maximum time, in seconds, to wait at the end until a sink has created its tool's run."""
+"""The maximum time, in seconds, to wait at the end until all sinks have created their tools'
+runs."""
 
 
 class Session:
@@ -165,6 +167,15 @@ class Session:
             self.failed(error)
         self.finish()
 
+    def _finish_before_tools(self) -> None:
+        """Move the exit hook behind those that a tool has added, because the last one runs first.
+
+        Runs on a sink's thread.
+        """
+        if self._hooks is not None:
+            atexit.unregister(self._finish_at_exit)
+            atexit.register(self._finish_at_exit)
+
     def finish(self) -> None:
         """Detach from the program and wait until all records are stored. Idempotent."""
         if os.getpid() != self._pid:  # a forked child inherits neither the thread nor the run
@@ -203,19 +214,23 @@ class Session:
 
     def _closing_documents(self) -> dict[str, Any]:
         """Return the documents that changed after the last record; runs on the writer thread."""
-        wait = 0.0 if self._interrupted else _LINK_TIMEOUT
-        links = {sink.name: sink.link_within(wait) for sink in self._sinks}
-        known = {name: link for name, link in links.items() if link is not None}
-        return self._late_documents | ({"links": known} if known else {})
+        deadline = time.monotonic() + (0.0 if self._interrupted else _LINK_TIMEOUT)
+        links = {}
+        for sink in self._sinks:
+            link = sink.link_within(max(0.0, deadline - time.monotonic()))
+            if link is not None:
+                links[sink.name] = {key: without_login(where) for key, where in link.items()}
+        return self._late_documents | ({"links": links} if links else {})
 
     def _close_sinks(self) -> None:
         """End the sinks after the last commit."""
-        from comgra_decl.sinks.live import WAIT
-
         sinks, self._sinks = self._sinks, []
-        for sink in sinks:
-            state = "stopped" if self._post_mortem or self._fault else "finished"
-            sink.close(state, wait=_INTERRUPTED_TIMEOUT if self._interrupted else WAIT)
+        if not sinks:
+            return
+        from comgra_decl.sinks.live import WAIT, close_sinks
+
+        state = "stopped" if self._post_mortem or self._fault else "finished"
+        close_sinks(sinks, state, wait=_INTERRUPTED_TIMEOUT if self._interrupted else WAIT)
 
     def _forget_last_seen(self) -> None:
         """Remove the file that a killed process would leave behind."""
@@ -325,7 +340,7 @@ class Session:
         assert self._hooks is not None
         self._attendant = Attendant(
             self._place.path,
-            self._spec,
+            without_logins(self._spec),
             meter=self._meter,
             writer=self._writer.thread,
             change=self._replace,
@@ -352,6 +367,7 @@ class Session:
         """Pass metrics and notes to the rules and the writer; runs on the training thread."""
         if not self._settled:
             self._settle()
+        self._expect_in_sinks()
         if self._rules is not None:
             self._rules.attach(batch)
         if self._writer is not None:
@@ -414,7 +430,7 @@ class Session:
             statistics=spec.statistics,
             sample_count=spec.samples.count,
             bins=None if spec.histogram is None else spec.histogram.bins,
-            spec=spec.model_dump(mode="json"),
+            spec=without_logins(spec).model_dump(mode="json"),
             config=self._context.config,
             facts=facts,
             started=facts["started"],
@@ -478,10 +494,11 @@ class Session:
         self._sinks = sinks = [
             LiveSink(
                 sink.tool,
-                maker_of(sink, about),
+                maker_of(sink, about, base=self._context.base),
                 about=about,
                 selection=selection_of(sink.options),
                 slots=[] if self._past is None else self._past.slots,
+                begun=self._finish_before_tools,
             )
             for sink in self._spec.sinks
         ]
@@ -491,6 +508,11 @@ class Session:
                 sink.put(batches, scalars)
 
         return pass_on
+
+    def _expect_in_sinks(self) -> None:
+        """Have the tools create their runs: the last commit may be the first, and tells where."""
+        for sink in self._sinks:
+            sink.expect()
 
     def _note(self, note: Note) -> None:
         """Store a note from the writer thread."""
@@ -544,6 +566,8 @@ class Session:
 
     def _with_findings(self, batches: list[StepBatch]) -> list[StepBatch]:
         """Return the batches to store now, including new findings."""
+        if any(batch.steps for batch in batches):
+            self._expect_in_sinks()
         if self._rules is None:
             return batches
         watched = self._spec.on_finding.keep != "never"

@@ -23,6 +23,7 @@ from comgra_decl.records import (
     PROGRAM,
     SKIPPED_STEP,
     STALLED,
+    Severity,
     SlotInfo,
     SlotKey,
     Structure,
@@ -54,7 +55,7 @@ from comgra_decl.rules.calls import (
     LossCall,
 )
 from comgra_decl.rules.curve import Curve
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, Severity, began, since
+from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, began, since
 from comgra_decl.rules.graph import (
     calls_missing,
     classes_of,
@@ -107,6 +108,7 @@ from comgra_decl.rules.settings import (
     DECOUPLED,
     Clipping,
     decays,
+    keeps_statistics,
     lower_decay,
     lower_rate,
     normalises,
@@ -203,6 +205,7 @@ __all__ = [
     "is_gradient",
     "is_validation",
     "judging_models",
+    "keeps_statistics",
     "loss_missing",
     "lower_decay",
     "lower_rate",

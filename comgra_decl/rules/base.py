@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from comgra_decl.records import LOSS_CALLS, SlotInfo, Structure
+from comgra_decl.records import LOSS_CALLS, Severity, SlotInfo, Structure
 from comgra_decl.rules.calls import LossCall, loss_calls
 from comgra_decl.rules.curve import Curve
-from comgra_decl.rules.finding import MOST_OTHERS, Finding, Severity
+from comgra_decl.rules.finding import MOST_OTHERS, Finding
 from comgra_decl.rules.memory import NO_SLOTS, Bools, ClassCounts, Slots, Streak
 from comgra_decl.rules.phases import Phases
 from comgra_decl.rules.settings import Clipping, LearningRates

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -51,7 +52,11 @@ class Contract:
 
 
 class Breach(NamedTuple):
-    """A departure from a contract; `step` and `statistic` are None if it concerns the whole run."""
+    """A departure from a contract.
+
+    `step` is None if it concerns the whole run; so is `statistic` if it concerns a whole tensor,
+    and `tensor` if it concerns none.
+    """
 
     message: str
     tensor: str | None = None
@@ -70,6 +75,7 @@ def contract_of(run: Run, *, nodes: str | None = None, slack: float = 1.0) -> Co
 
     Raises:
         UnknownNameError: the run has no training records, or no node matches.
+        PatternError: the glob is invalid.
     """
     found: dict[str, dict[str, Range]] = {}
     for statistic, keys, _, values in _columns(run):
@@ -93,8 +99,8 @@ def contract_of(run: Run, *, nodes: str | None = None, slack: float = 1.0) -> Co
 def breaches(run: Run, contract: Contract) -> list[Breach]:
     """Return the departures of a run from a contract, in order of steps, then of execution.
 
-    For each tensor and statistic, only the first departure is returned. A changed graph and missing
-    tensors come first.
+    For each tensor and statistic, only the first departure is returned. A changed graph and what
+    has no training records come first.
     """
     found = []
     graph = run.structure_hash()
@@ -102,35 +108,46 @@ def breaches(run: Run, contract: Contract) -> list[Breach]:
         found.append(
             Breach(f"the graph has changed: its hash is {graph}, not {contract.structure}")
         )
-    here = {of_tensor(_key_of(row), TRAIN) for row in run.slots.to_dict("records")}
-    found += [
-        Breach(f"{name} was not recorded", name) for name in contract.ranges if name not in here
-    ]
-    left = [each for column in _columns(run) for each in _departures(*column, contract)]
+    columns = [*_columns(run)]
+    found += _missing(columns, contract)
+    left = [each for column in columns for each in _departures(column, contract)]
     left.sort(key=lambda each: (each[0].step, each[1]))
     return found + [each for each, _ in left]
 
 
-def _departures(
-    statistic: str,
-    keys: list[SlotKey],
-    steps: NDArray[np.int64],
-    values: NDArray[np.float32],
-    contract: Contract,
-) -> Iterator[tuple[Breach, int]]:
+def _missing(columns: Sequence[_Column], contract: Contract) -> Iterator[Breach]:
+    """Yield the tensors and statistics that have a range but no number in any training record."""
+    tensors: set[str] = set()
+    known: set[tuple[str, str]] = set()
+    for column in columns:
+        there = ~np.isnan(column.values).all(axis=0)
+        names = [of_tensor(column.keys[i], TRAIN) for i in np.flatnonzero(there)]
+        tensors.update(names)
+        known.update((name, column.statistic) for name in names)
+    for name, ranges in contract.ranges.items():
+        if name not in tensors:
+            yield Breach(f"{name} was not recorded", name)
+            continue
+        for statistic in ranges:
+            if (name, statistic) not in known:
+                yield Breach(f"{statistic} of {name} was not recorded", name, statistic)
+
+
+def _departures(column: _Column, contract: Contract) -> Iterator[tuple[Breach, int]]:
     """Yield the first departure of each tensor, with the tensor's position."""
+    statistic, keys, steps, values = column
     for position, key in enumerate(keys):
         name = of_tensor(key, TRAIN)
         ends = contract.ranges.get(name, {}).get(statistic)
         if ends is None:
             continue
         low, high = ends
-        column = values[:, position]
+        told = values[:, position]
         with np.errstate(invalid="ignore"):
-            outside = (column < low) | (column > high)
+            outside = (told < low) | (told > high)
         rows = np.flatnonzero(outside)
         if len(rows):
-            value, step = float(column[rows[0]]), int(steps[rows[0]])
+            value, step = float(told[rows[0]]), int(steps[rows[0]])
             text = (
                 f"{statistic} of {name} left its range at step {step}: "
                 f"{value:.4g} is not between {low:.4g} and {high:.4g}"
@@ -138,11 +155,17 @@ def _departures(
             yield Breach(text, name, statistic, step), position
 
 
-def _columns(
-    run: Run,
-) -> Iterator[tuple[str, list[SlotKey], NDArray[np.int64], NDArray[np.float32]]]:
-    """Yield each statistic with tensors [n], steps [k] and values [k, n] of training records."""
-    keys = [_key_of(row) for row in run.slots.to_dict("records")]
+class _Column(NamedTuple):
+    """A statistic in all training records: tensors [n], steps [k] and values [k, n]."""
+
+    statistic: str
+    keys: list[SlotKey]
+    steps: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+
+def _columns(run: Run) -> Iterator[_Column]:
+    keys = [slot.key for slot in run.arrays.slots]
     stored = [name for name in run.statistics if name not in derived.NAMES]
     wanted = [name for name in KINDS if name in stored]
     columns = [stored.index(name) for name in wanted]
@@ -154,7 +177,7 @@ def _columns(
         return
     table, at = np.concatenate(parts), np.concatenate(steps)
     for i, name in enumerate(wanted):
-        yield name, keys, at, table[:, :, i]
+        yield _Column(name, keys, at, table[:, :, i])
     if derived.UPDATE_RATIO in run.statistics:
         updates = [i for i, key in enumerate(keys) if key.pass_ == "update"]
         slots = [run.slot(k.node, role=k.role, of=k.pass_, iteration=k.iteration)
@@ -163,11 +186,8 @@ def _columns(
         if series:
             ratios = np.full((len(series[0]), len(keys)), np.nan, np.float32)
             ratios[:, updates] = np.stack([one.to_numpy(np.float32) for one in series], axis=1)
-            yield derived.UPDATE_RATIO, keys, series[0].index.to_numpy(np.int64), ratios
-
-
-def _key_of(row: Mapping[Any, Any]) -> SlotKey:
-    return SlotKey(row["node"], row["role"], int(row["iteration"]), row["pass"])
+            steps_there = series[0].index.to_numpy(np.int64)
+            yield _Column(derived.UPDATE_RATIO, keys, steps_there, ratios)
 
 
 def _range_of(statistic: str, values: NDArray[np.float64], slack: float) -> Range:
@@ -215,6 +235,19 @@ def to_yaml(contract: Contract) -> str:
     return _HEAD + told
 
 
+def read(path: Path) -> Contract:
+    """Read a contract from a file.
+
+    Raises:
+        ContractError: the file cannot be read, or is not a contract; the message says where.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ContractError(f"{path}: cannot be read: {error}") from None
+    return from_yaml(text, where=str(path))
+
+
 def from_yaml(text: str, *, where: str) -> Contract:
     """Read a contract.
 
@@ -238,7 +271,8 @@ def from_yaml(text: str, *, where: str) -> Contract:
     if not isinstance(tensors, dict):
         raise ContractError(f"{where}: `tensors` must be a mapping from names to ranges.")
     ranges = {
-        str(name): _ranges(each, f"{where}: tensors.{name}") for name, each in tensors.items()
+        str(name): _ranges(str(name), each, f"{where}: tensors.{name}")
+        for name, each in tensors.items()
     }
     structure = content.get("structure")
     return Contract(
@@ -246,8 +280,7 @@ def from_yaml(text: str, *, where: str) -> Contract:
     )
 
 
-def _ranges(content: Any, where: str) -> dict[str, Range]:
-    name = where.rpartition("tensors.")[2]
+def _ranges(name: str, content: Any, where: str) -> dict[str, Range]:
     try:
         valid = isinstance(parsed(f"{name}/x"), SeriesName) and isinstance(content, dict)
     except ValueError:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-Severity = Literal["error", "warning", "hint"]
-"""error: the training cannot work; warning: the training is impaired; hint: worth checking."""
-
-SEVERITIES: tuple[Severity, ...] = ("error", "warning", "hint")
-"""All severities, worst first."""
+from comgra_decl.records import SEVERITIES, Severity
 
 MOST_OTHERS = 20
 """Maximum number of other tensors that a finding names; `also` counts all of them."""

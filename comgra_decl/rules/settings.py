@@ -181,6 +181,11 @@ def normalises(scene: Scene) -> bool:
     return any("Norm" in info.module_class for info in scene.table.infos)
 
 
+def keeps_statistics(module: Mapping[str, Any]) -> bool:
+    """Returns whether a module is of a kind that may keep running statistics."""
+    return any(name in str(module.get("class")) for name in ("BatchNorm", "InstanceNorm"))
+
+
 def parameter_groups(optimizers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float, str]]:
     """Yields the learning rate, weight decay and optimizer class of each parameter group."""
     for optimizer in optimizers:

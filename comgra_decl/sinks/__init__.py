@@ -4,7 +4,7 @@ A `Sink` writes to one tool. `Feed` decides what it receives (`Selection`) and u
 Exports feed a sink with a stored run, and a session feeds it while the program trains.
 """
 
-from .api import About, Findings, Moment, Sink, needed
+from .api import About, Findings, Moment, Sink
 from .feed import Feed, Metrics, Records
 from .graph import Graph, graph_of
 from .naming import SeriesName
@@ -22,5 +22,4 @@ __all__ = [
     "SeriesName",
     "Sink",
     "graph_of",
-    "needed",
 ]

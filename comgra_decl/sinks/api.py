@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-from comgra_decl.errors import MissingPackageError
 
 from .graph import Graph
 
@@ -42,17 +39,35 @@ class About:
     config: Mapping[str, Any] = field(default_factory=dict)
     statistics: tuple[str, ...] = ()
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings on one level, as other tools show them: `{"model.dim": 8}`.
+
+        Lists and empty mappings remain.
+        """
+        return _flat(self.config)
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            found |= {f"{name}.{inner}": each for inner, each in _flat(value).items()}
+        else:
+            found[str(name)] = value
+    return found
+
 
 class Sink(Protocol):
     """A tool that receives numbers, histograms, pictures and text.
 
-    All methods are called on one thread, `begin` first and `end` last. An exception ends the use of
-    the sink. Names are series names as in `naming`; a sink encodes characters that its tool does
-    not accept so that they can be decoded.
+    All methods are called on one thread, `begin` first and `end` last. After an exception, only
+    `end` is called. Names are series names as in `naming`; a sink encodes characters that its tool
+    does not accept so that they can be decoded.
     """
 
     def begin(self, about: About) -> None:
-        """Create or joins the tool's run."""
+        """Create or join the tool's run."""
 
     @property
     def link(self) -> dict[str, str]:
@@ -76,20 +91,4 @@ class Sink(Protocol):
         """Write the dependency graph; called once for each new graph."""
 
     def end(self, state: str) -> None:
-        """Write what is still buffered and closes the tool's run; `state` as in `Run.state`."""
-
-
-def needed(module: str, extra: str) -> Any:
-    """Import a module that belongs to an extra.
-
-    Raises:
-        MissingPackageError: the module is missing; the message says how to install it.
-    """
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise MissingPackageError(
-            f"the {package!r} package is required but not installed: "
-            f"pip install 'comgra-decl[{extra}]'"
-        ) from error
+        """Write what is still buffered and close the tool's run; `state` as in `Run.state`."""

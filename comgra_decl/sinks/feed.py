@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +69,9 @@ class Feed:
         return self._all
 
     @property
-    def chosen(self) -> list[SlotKey]:
-        """The selected tensors so far."""
-        return [*self._chosen.values()]
+    def chosen(self) -> Mapping[int, SlotKey]:
+        """The selected tensors so far, by id."""
+        return self._chosen
 
     def see(self, slots: Iterable[SlotInfo]) -> None:
         """Add slots.
@@ -137,8 +137,7 @@ class Feed:
     def notes(self, notes: Iterable[Note]) -> None:
         """Pass on notes."""
         for note in notes:
-            name = naming.of_metric(note.type, naming.TRAIN).replace(naming.METRICS, "notes", 1)
-            self._sink.text(Moment(note.step, note.time), name, note.text)
+            self._sink.text(Moment(note.step, note.time), f"notes/{note.type}", note.text)
 
     def findings(self, document: Findings | None, time: float) -> None:
         """Pass on the findings that have not been passed on before, at their first step."""

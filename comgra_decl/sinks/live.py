@@ -7,10 +7,13 @@ program nor the run on disk.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,16 +28,19 @@ from .selection import Selection
 _log = logging.getLogger("comgra_decl")
 
 WAIT = 20.0
-"""Seconds that the end of a run waits for a sink."""
+"""Seconds that the end of a run waits for all sinks together."""
+
+FINDINGS = "findings"
+"""Name of the document that sinks receive."""
 
 _QUEUE_BYTES = 64 << 20
 """Largest size of what waits for a sink; what does not fit is left out and counted."""
 
-_Committed = tuple[Sequence[StepBatch], Sequence[ScalarBatch]]
+_Committed = tuple[list[StepBatch], Sequence[ScalarBatch]]
 
 
 class LiveSink:
-    """Feed one sink on a thread of its own. No method raises, and only `close` waits.
+    """Feed one sink on a thread of its own. No method raises; `link_within` and `join` wait.
 
     Attributes:
         name: name of the tool.
@@ -49,6 +55,7 @@ class LiveSink:
         selection: Selection,
         slots: Sequence[SlotInfo] = (),
         queue_bytes: int = _QUEUE_BYTES,
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread.
 
@@ -59,6 +66,7 @@ class LiveSink:
             selection: what the sink receives.
             slots: slots of a resumed run.
             queue_bytes: largest size of what waits for the sink.
+            begun: called on the thread when the tool has created its run.
         """
         self.name = name
         self._link: dict[str, str] | None = None
@@ -70,7 +78,8 @@ class LiveSink:
         self._limit = queue_bytes
         self._queue: deque[tuple[_Committed, int]] = deque()
         self._waiting = 0
-        self._left_out = 0
+        self._on_begun = begun
+        self._left_out = [0, 0]  # records; metrics and notes
         self._state: str | None = None
         self._off = False
         self._started = False  # whether there has been something to send
@@ -79,21 +88,44 @@ class LiveSink:
         self._thread = threading.Thread(target=self._run, name=f"comgra-{name}", daemon=True)
         self._thread.start()
 
+    def expect(self) -> None:
+        """Have the tool create its run now, because something will be sent; cheap to repeat."""
+        if self._started:
+            return
+        with self._work:
+            self._started = True
+            self._work.notify()
+
     def put(self, batches: Sequence[StepBatch], scalars: Sequence[ScalarBatch]) -> None:
-        """Queue what was committed; leaves it out if too much is waiting."""
-        size = sum(batch.nbytes for batch in batches) + sum(part.nbytes for part in scalars)
+        """Queue what was committed; leaves it out if too much is waiting.
+
+        Nothing is queued before the first record or metric, so that a run without any has no
+        counterpart in the tool.
+        """
+        kept = [_needed(batch, histograms=self._selection.histograms) for batch in batches]
+        size = sum(batch.nbytes for batch in kept) + sum(part.nbytes for part in scalars)
         with self._work:
             if self._off or self._state is not None:
                 return
-            if self._waiting + size > self._limit and self._queue:
-                self._left_out += sum(len(batch.steps) for batch in batches)
-                # slots and graphs are announced only once
-                batches = [_announced(batch) for batch in batches]
-                scalars, size = (), 0
+            if not (self._started or scalars or any(b.steps or b.new_slots for b in kept)):
+                return
             self._started = True
-            self._queue.append(((batches, scalars), size))
-            self._waiting += size
+            if self._waiting + size > self._limit and self._queue:
+                self._leave_out(kept, scalars)
+            else:
+                self._queue.append(((kept, scalars), size))
+                self._waiting += size
             self._work.notify()
+
+    def _leave_out(self, batches: list[StepBatch], scalars: Sequence[ScalarBatch]) -> None:
+        """Count what does not fit; keep slots and graphs, which are announced only once."""
+        self._left_out[0] += sum(len(batch.steps) for batch in batches)
+        self._left_out[1] += sum(len(part.names) + len(part.notes) for part in scalars)
+        (last, _), size = self._queue[-1]
+        if size:
+            last = []
+            self._queue.append(((last, ()), 0))
+        last[:] = [_announced([*last, *batches])]
 
     def link_within(self, wait: float) -> dict[str, str] | None:
         """Return where the tool's run is found; None if it has not begun after `wait` seconds."""
@@ -103,55 +135,63 @@ class LiveSink:
             self._begun.wait(wait)
         return self._link
 
-    def close(self, state: str, *, wait: float = WAIT) -> None:
-        """Send the rest and ends the sink; gives up after `wait` seconds."""
+    def end(self, state: str) -> None:
+        """Have the rest sent, and then the sink ended."""
         with self._work:
             self._state = state
             self._work.notify()
-        self._thread.join(wait)
+
+    def join(self, deadline: float) -> bool:
+        """Return whether the sink ended before `deadline`, in seconds of `time.monotonic`."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        with self._work:
+            off, self._off = self._off, True
         if self._thread.is_alive():
-            self._off = True
-            _log.warning(
-                "comgra: %s did not accept everything within %g s; the rest was not sent",
-                self.name,
-                wait,
+            return False
+        records, others = self._left_out
+        if (records or others) and not off:
+            _warn(
+                f"{self.name} was too slow: {records} records and {others} metrics and notes were "
+                "not sent to it"
             )
-        elif self._left_out and not self._off:
-            _log.warning(
-                "comgra: %s was too slow: %d records were not sent to it",
-                self.name,
-                self._left_out,
-            )
+        return True
 
     # -- on the thread
 
     def _run(self) -> None:
+        sink = None
         try:
-            found = self._next()
-            if found is None:  # nothing was recorded
+            if not self._expected():
                 return
             sink = self._make()
             feed = Feed(sink, self._selection, statistics=self._about.statistics)
             sink.begin(self._about)
             self._link = sink.link
+            self._on_begun()
             self._begun.set()
             self._see(feed, self._earlier)
-            while found is not None:
+            while (found := self._next()) is not None:
                 self._send(sink, feed, found)
-                found = self._next()
             sink.end(self._state or "stopped")
         except BaseException as error:  # noqa: BLE001  (training must not be affected)
             with self._work:
                 self._off = True
                 self._queue.clear()
-            _log.warning(
-                "comgra: nothing more is sent to %s (%s: %s); recording and training continue",
-                self.name,
-                type(error).__name__,
-                error,
+            _warn(
+                f"nothing more is sent to {self.name} ({type(error).__name__}: {error}); "
+                "recording and training continue"
             )
+            if sink is not None:
+                with suppress(BaseException):  # the tool may be unable to end its run, too
+                    sink.end("stopped")
         finally:
             self._begun.set()
+
+    def _expected(self) -> bool:
+        """Wait until something is expected; return False if nothing was recorded."""
+        with self._work:
+            self._work.wait_for(lambda: self._started or self._state is not None)
+            return self._started
 
     def _next(self) -> _Committed | None:
         """Wait for what comes next; None at the end."""
@@ -169,7 +209,7 @@ class LiveSink:
         try:
             feed.see(slots)
         except SelectionError as error:
-            _log.warning("comgra: %s receives only metrics and findings: %s", self.name, error)
+            _warn(f"{self.name} receives only metrics and findings: {error}")
 
     def _send(self, sink: Sink, feed: Feed, committed: _Committed) -> None:
         batches, scalars = committed
@@ -190,8 +230,8 @@ class LiveSink:
                     batch.ranges,
                 )
             )
-            if "findings" in batch.documents:
-                feed.findings(batch.documents["findings"], _first(batch)[1])
+            if FINDINGS in batch.documents:
+                feed.findings(batch.documents[FINDINGS], _first(batch)[1])
 
     def _send_scalars(self, feed: Feed, part: ScalarBatch) -> None:
         """Send logged values, which have no time of their own; omits shadowed automatic ones."""
@@ -217,9 +257,46 @@ def _first(batch: StepBatch) -> tuple[int, float]:
     return (batch.steps[0].step, batch.steps[0].time) if batch.steps else (0, time.time())
 
 
-def _announced(batch: StepBatch) -> StepBatch:
-    """Return a batch without its records."""
-    left = StepBatch.of_documents(batch.documents)
-    left.new_slots, left.new_structures = batch.new_slots, batch.new_structures
-    left.aggregates = np.empty((0, 0, 0, 0), np.float32)
+def _needed(batch: StepBatch, *, histograms: bool) -> StepBatch:
+    """Return what sinks read of a batch, without samples, values and previews."""
+    return replace(
+        batch,
+        steps=[replace(info, extra={}, previews={}) for info in batch.steps],
+        samples=np.empty((0, 0, 0, 0), np.float32),
+        counts=batch.counts if histograms else None,
+        ranges=batch.ranges if histograms else None,
+        values=[],
+        kpis=[],
+        documents={name: batch.documents[name] for name in batch.documents if name == FINDINGS},
+        rows=None,
+        shapes=(),
+    )
+
+
+def _announced(batches: Sequence[StepBatch]) -> StepBatch:
+    """Return the slots, the last graph and the last findings of batches, without their records."""
+    left = StepBatch.of_documents({})
+    for batch in batches:
+        left.new_slots = [*left.new_slots, *batch.new_slots]
+        left.new_structures = batch.new_structures[-1:] or left.new_structures
+        left.documents = batch.documents or left.documents
     return left
+
+
+def close_sinks(sinks: Sequence[LiveSink], state: str, *, wait: float = WAIT) -> None:
+    """Send the rest and end the sinks, all at the same time; give up after `wait` seconds."""
+    deadline = time.monotonic() + wait
+    for sink in sinks:
+        sink.end(state)
+    for sink in sinks:
+        if not sink.join(deadline):
+            _warn(f"{sink.name} did not accept everything within {wait:g} s; the rest was not sent")
+
+
+def _warn(text: str) -> None:
+    """Log a warning; write to stderr if the program's logging fails."""
+    try:
+        _log.warning("comgra: %s", text)
+    except Exception:  # noqa: BLE001  (a handler or filter of the program may raise)
+        with suppress(Exception):
+            sys.stderr.write(f"comgra: {text}\n")

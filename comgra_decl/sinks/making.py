@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,23 +42,38 @@ def selection_of(options: SinkOptions) -> Selection:
         tuple(options.statistics),
         options.series,
         options.histograms,
+        in_spec=True,
     )
 
 
-def maker_of(spec: SinkSpec, about: About) -> Callable[[], Sink]:
-    """Return a function that creates the sink and imports its tool."""
+def maker_of(spec: SinkSpec, about: About, *, base: Path) -> Callable[[], Sink]:
+    """Return a function that creates the sink and imports its tool.
+
+    Call this on the program's thread, where MLflow tells the program's active run.
+
+    Args:
+        spec: the tool and its options.
+        about: facts about the run.
+        base: the folder to which paths are relative.
+    """
     options = spec.options
+    folder = None
+    if isinstance(options, TensorBoardOptions) and options.folder is not None:
+        folder = base.absolute() / Path(options.folder).expanduser()
+    program_run = None
+    if isinstance(options, MlflowOptions) and options.uri is None:
+        program_run = _active_mlflow_run()
 
     def make() -> Sink:
         if isinstance(options, TensorBoardOptions):
             from .tensorboard import TensorBoardSink
 
-            if options.folder is None and "://" in about.path:
+            if folder is None and "://" in about.path:
                 raise ComgraError(
                     "TensorBoard's files cannot be written to a bucket; set `folder`, as in "
                     "`sinks: [{tensorboard: {folder: logs/run}}]`"
                 )
-            return TensorBoardSink(options.folder or Path(about.path) / TENSORBOARD)
+            return TensorBoardSink(folder or Path(about.path) / TENSORBOARD)
         if isinstance(options, WandbOptions):
             from .wandb import WandbSink
 
@@ -65,10 +81,17 @@ def maker_of(spec: SinkSpec, about: About) -> Callable[[], Sink]:
         if isinstance(options, MlflowOptions):
             from .mlflow import MlflowSink
 
-            return MlflowSink(options.uri, experiment=options.experiment)
+            return MlflowSink(options.uri, experiment=options.experiment, run=program_run)
         assert isinstance(options, TrackioOptions)
         from .trackio import TrackioSink
 
         return TrackioSink(options.project)
 
     return make
+
+
+def _active_mlflow_run() -> str | None:
+    """Return the id of the MLflow run that is active on this thread; imports nothing."""
+    active_run = getattr(sys.modules.get("mlflow"), "active_run", None)
+    run = None if active_run is None else active_run()
+    return None if run is None else str(run.info.run_id)

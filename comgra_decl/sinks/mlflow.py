@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .api import About, Moment, needed
-from .flat import flat
+from comgra_decl.errors import needed
+
+from .api import About, Moment
 from .graph import Graph, plain
 from .naming import encoded
 
@@ -25,35 +27,43 @@ _LONGEST = 250  # characters of a name
 _LONGEST_VALUE = 500  # of a parameter, in every version
 _AT_ONCE = 1000  # metrics of one request
 _AT_ONCE_PARAMS = 100
+_MOST_NONFINITE = 10_000  # non-finite numbers that are listed
 
 
 class MlflowSink:
-    """Log to the program's active MLflow run or, if there is none, to a new one.
+    """Log to an MLflow run of the program or to a new one.
 
     MLflow replaces infinite numbers by the largest finite ones, and some of its stores drop NaN.
     Such numbers are therefore not sent as metrics but listed in the artifact `comgra/left_out.json`
-    as (name, step, "nan", "inf" or "-inf"). Names that MLflow does not accept are encoded; see
-    `naming.decoded`.
+    as (name, step, "nan", "inf" or "-inf"), the first 10,000 of them. Names that MLflow does not
+    accept are encoded; see `naming.decoded`.
+
+    Args:
+        uri: the tracking URI; None: as MLflow is set up.
+        experiment: the experiment of a new run; None: the group.
+        run: id of the program's run, which is neither configured nor ended; None: a new run.
 
     Raises:
-        MissingPackageError: mLflow is not installed.
+        MissingPackageError: MLflow is not installed.
     """
 
-    def __init__(self, uri: str | None = None, *, experiment: str | None = None) -> None:
+    def __init__(
+        self, uri: str | None = None, *, experiment: str | None = None, run: str | None = None
+    ) -> None:
         self._mlflow = needed("mlflow", EXTRA)
         self._entities = needed("mlflow.entities", EXTRA)
         self._client: Any = None
         self._uri, self._experiment = uri, experiment
-        self._id = ""
-        self._own = False
+        self._id = run or ""
+        self._own = run is None
         self._nonfinite: list[tuple[str, int, str]] = []
+        self._nonfinite_count = 0
+        self._texts: Counter[tuple[str, int]] = Counter()
         self._omitted: dict[str, int] = {}
 
     def begin(self, about: About) -> None:
         """Create the run, unless the program has one; writes the settings and the run's path."""
-        active = self._mlflow.active_run()
         self._client = self._mlflow.MlflowClient(self._uri)
-        self._own = active is None or self._uri is not None
         if self._own:
             name = self._experiment or about.group
             known = self._client.get_experiment_by_name(name)
@@ -63,13 +73,11 @@ class MlflowSink:
             self._id = run.info.run_id
             params = [
                 self._entities.Param(encoded(key, _ALLOWED)[:_LONGEST], str(value)[:_LONGEST_VALUE])
-                for key, value in flat(about.config).items()
+                for key, value in about.settings.items()
             ]
             for first in range(0, len(params), _AT_ONCE_PARAMS):
                 part = params[first : first + _AT_ONCE_PARAMS]
                 self._client.log_batch(self._id, params=part)
-        else:
-            self._id = active.info.run_id
         self._client.set_tag(self._id, LINK, about.path)
 
     @property
@@ -85,7 +93,9 @@ class MlflowSink:
             if len(text) > _LONGEST:
                 self._omitted[name] = self._omitted.get(name, 0) + 1
             elif not math.isfinite(value):
-                self._nonfinite.append((name, at.step, str(value)))
+                self._nonfinite_count += 1
+                if len(self._nonfinite) < _MOST_NONFINITE:
+                    self._nonfinite.append((name, at.step, str(value)))
             else:
                 time = int(at.time * 1000)
                 metrics.append(self._entities.Metric(text, value, time, at.step))
@@ -104,9 +114,11 @@ class MlflowSink:
         self._client.log_image(self._id, image, key=key, step=at.step, timestamp=time)
 
     def text(self, at: Moment, name: str, text: str) -> None:
-        """Store a text as an artifact."""
-        path = encoded(name, _ALLOWED)
-        self._client.log_text(self._id, text, f"comgra/{path}/step {at.step}.md")
+        """Store a text as an artifact; further texts of the same name and step are numbered."""
+        self._texts[name, at.step] += 1
+        number = self._texts[name, at.step]
+        file = f"step {at.step}" + f" ({number})" * (number > 1)
+        self._client.log_text(self._id, text, f"comgra/{encoded(name, _ALLOWED)}/{file}.md")
 
     def graph(self, at: Moment, graph: Graph) -> None:
         """Store the graph as an artifact."""
@@ -118,7 +130,11 @@ class MlflowSink:
         if client is None:
             return
         if self._nonfinite or self._omitted:
-            content = {"nonfinite": self._nonfinite, "too_long": self._omitted}
+            content = {
+                "nonfinite": self._nonfinite,
+                "nonfinite_count": self._nonfinite_count,
+                "too_long": self._omitted,
+            }
             client.log_text(self._id, json.dumps(content, indent=1), "comgra/left_out.json")
         if self._own:
             client.set_terminated(self._id, "FINISHED" if state == "finished" else "FAILED")

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import yaml
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
-from comgra_decl.records import AGGREGATES, SlotInfo
-from comgra_decl.spec.globs import matches
+from comgra_decl.records import AGGREGATES, PICTURE_PREFIX, SlotInfo
+from comgra_decl.spec.globs import escaped, is_glob, matches
+from comgra_decl.spec.sinks import SERIES
 
 USUAL = ("mean", "std", "abs_max")
 """The statistics that are sent if none are selected and the run has them."""
-
-SERIES = 200
-"""The largest number of series that are sent unless more are requested."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Selection:
         series: the largest number of series.
         histograms: whether to send the histograms of the selected tensors.
         pictures: whether to send pictures and previews.
+        in_spec: whether it is part of a spec, so that messages propose YAML instead of options of
+            `comgra-decl export`.
     """
 
     nodes: str | None = None
@@ -36,6 +42,7 @@ class Selection:
     series: int = SERIES
     histograms: bool = True
     pictures: bool = True
+    in_spec: bool = False
 
     def columns(self, stored: Sequence[str]) -> list[tuple[int, int]]:
         """Return the selected statistics as (index of the statistic, index of the aggregate).
@@ -55,53 +62,76 @@ class Selection:
         if self.nodes == "":
             return []
         found = [slot for slot in slots if self._has(slot)]
-        count = len(found) * len(self.columns(stored))
+        statistics = len(self.columns(stored))
+        count = len(found) * statistics
         if count > self.series:
+            proposal = self._proposal(found, stored)
+            some = "" if proposal is None else f"Select some, such as {proposal}; "
+            metrics, more = self._written(nodes=""), self._written(series=count)
+            use = "use" if some else "Use"
             raise SelectionError(
-                f"{len(found):,} tensors with {len(self.columns(stored))} statistics each are "
-                f"{count:,} series, but at most {self.series:,} are sent. Select some, such as "
-                f"{self._proposal(slots, stored)}; use {_option('nodes', '')} for metrics and "
-                f"findings only; or raise the limit with {_option('series', str(count))}."
+                f"{len(found):,} tensors with {statistics} statistics each are {count:,} series, "
+                f"but at most {self.series:,} are sent. {some}{use} {metrics} for metrics and "
+                f"findings only; or raise the limit with {more}."
             )
         return found
 
     def _has(self, slot: SlotInfo) -> bool:
-        key = slot.key
-        return (not self.passes or key.pass_ in self.passes) and (
-            self.nodes is None or matches(self.nodes, key.node)
+        return self.includes(slot.key.node, slot.key.pass_)
+
+    def includes(self, node: str, pass_: str) -> bool:
+        """Return whether the tensors of a node in a pass are selected."""
+        if pass_.startswith(PICTURE_PREFIX):  # sent as a picture, if at all
+            return False
+        return (not self.passes or pass_ in self.passes) and (
+            self.nodes is None or matches(self.nodes, node)
         )
 
-    def _proposal(self, slots: Sequence[SlotInfo], stored: Sequence[str]) -> str:
-        """Return the options of the largest simple selection within the limit."""
-        sizes = {each: self._size(each, slots, stored) for each in self._simpler(slots, stored)}
-        fitting = {each: size for each, size in sizes.items() if 0 < size <= self.series}
-        if not fitting:
-            return _option("nodes", "")
-        best = max(fitting, key=fitting.__getitem__)
-        options = [_option("nodes", best.nodes)] if best.nodes is not None else []
-        options += [_option("pass", each) for each in best.passes]
-        options += [_option("statistic", each) for each in best.statistics]
-        return f"{' '.join(options)} ({fitting[best]:,} series)"
+    def _proposal(self, found: Sequence[SlotInfo], stored: Sequence[str]) -> str | None:
+        """Return the largest simple selection of these tensors within the limit, with its size."""
+        tensors = Counter((slot.key.node, slot.key.pass_) for slot in found)
+        best, most = None, 0
+        for each in self._simpler(list(dict.fromkeys(node for node, _ in tensors)), stored):
+            here = sum(count for key, count in tensors.items() if each.includes(*key))
+            size = here * len(each.columns(stored))
+            if most < size <= self.series:
+                best, most = each, size
+        if best is None:
+            return None
+        chosen: dict[str, Any] = {} if best.nodes is None else {"nodes": best.nodes}
+        chosen |= {"passes": [*best.passes]} if best.passes else {}
+        written = self._written(**chosen, statistics=[*best.statistics])
+        return f"{written} ({most:,} series)"
 
-    def _size(self, other: Selection, slots: Sequence[SlotInfo], stored: Sequence[str]) -> int:
-        return sum(map(other._has, slots)) * len(other.columns(stored))
-
-    def _simpler(self, slots: Sequence[SlotInfo], stored: Sequence[str]) -> Iterator[Selection]:
+    def _simpler(self, nodes: Sequence[str], stored: Sequence[str]) -> Iterator[Selection]:
+        """Yield parts of this selection, of which `nodes` are the nodes."""
         one = next((name for name in ("std", "l2") if name in stored), stored[0])
         statistics = self.statistics[:1] or (one,)
-        found = [slot.key.node for slot in slots if self._has(slot)]
-        nodes = [self.nodes]
+        exact = [each for each in map(escaped, nodes) if each and is_glob(each)]
+        globs: list[str | None] = [self.nodes]
         if self.nodes is None:
-            heads = dict.fromkeys(node.partition(".")[0] for node in found)
-            nodes += ["*", *(f"{head}.*" for head in heads), *(f"{head}.**" for head in heads)]
-        nodes += dict.fromkeys(found)
-        for glob in nodes[:50]:
-            for passes in (self.passes, ("forward",)):
+            heads = dict.fromkeys(glob.partition(".")[0] for glob in exact if "." in glob)
+            globs += ["*", *(f"{head}.*" for head in heads), *(f"{head}.**" for head in heads)]
+        for glob in [*globs, *exact][:_MOST_GLOBS]:
+            for passes in (self.passes, self.passes[:1] or ("forward",)):
                 yield replace(self, nodes=glob, passes=passes, statistics=statistics)
 
+    def _written(self, **chosen: Any) -> str:
+        """Return a selection as the user would write it."""
+        if self.in_spec:
+            return yaml.safe_dump(chosen, default_flow_style=True, width=math.inf).strip()
+        options = [
+            (f"--{_OPTIONS.get(name, name)}", str(value))
+            for name, values in chosen.items()
+            for value in (values if isinstance(values, list) else [values])
+        ]
+        return shlex.join(part for option in options for part in option)
 
-def _option(name: str, value: str | None) -> str:
-    return f"--{name} '{value}'" if value is None or not value.isalnum() else f"--{name} {value}"
+
+_MOST_GLOBS = 50  # that a proposal tries
+
+_OPTIONS = {"passes": "pass", "statistics": "statistic"}
+"""Names of the options of `comgra-decl export`, where they differ."""
 
 
 def _column(name: str, stored: Sequence[str]) -> tuple[int, int]:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .api import About, Moment, needed
-from .flat import flat
+from comgra_decl.errors import needed
+
+from .api import About, Moment
 from .graph import Graph
 
 EXTRA = "tensorboard"
@@ -21,7 +22,7 @@ class TensorBoardSink:
     """Write one run into a folder, as `tensorboard --logdir` reads it.
 
     Raises:
-        MissingPackageError: tensorBoard is not installed.
+        MissingPackageError: TensorBoard is not installed.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -39,7 +40,7 @@ class TensorBoardSink:
         # In the run's own file: `SummaryWriter.add_hparams` would show it as a second run.
         hparams = needed("tensorboard.plugins.hparams.plugin_data_pb2", EXTRA)
         start = hparams.SessionStartInfo(group_name=about.name, start_time_secs=at.time)
-        for name, value in flat(about.config).items():
+        for name, value in about.settings.items():
             _set(start.hparams[name], value)
         self._hparams(at, "session_start_info", start)
         self.text(at, "run", f"{about.group}/{about.name}, recorded in `{about.path}`")

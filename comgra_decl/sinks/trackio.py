@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .api import About, Moment, needed
-from .flat import flat
+from comgra_decl.errors import needed
+
+from .api import About, Moment
 from .graph import Graph, plain
 
 EXTRA = "trackio"
@@ -34,9 +35,10 @@ class TrackioSink:
         self._run = self._trackio.init(
             project=self._project or about.group,
             name=about.name,
-            config={**flat(about.config), LINK: about.path},
+            config={**about.settings, LINK: about.path},
             embed=False,
             auto_log_gpu=False,
+            auto_log_cpu=False,
         )
 
     @property

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .api import About, Moment, needed
-from .flat import flat
+from comgra_decl.errors import needed
+
+from .api import About, Moment
 from .graph import Graph, plain
 
 EXTRA = "wandb"
@@ -23,12 +24,14 @@ _MOST_BINS = 512  # more are refused by W&B
 
 
 class WandbSink:
-    """Log to the program's active W&B run or, if there is none, to a new one.
+    """Log to a new W&B run, beside any that the program has.
 
-    W&B accepts all names and tells NaN and both infinities apart, so nothing is encoded.
+    The program's own run remains as it is: its steps, its charts and `wandb.run`. The new run names
+    it in its configuration. W&B accepts all names and tells NaN and both infinities apart, so
+    nothing is encoded.
 
     Raises:
-        MissingPackageError: w&B is not installed.
+        MissingPackageError: W&B is not installed.
     """
 
     def __init__(
@@ -37,22 +40,21 @@ class WandbSink:
         self._wandb = needed("wandb", EXTRA)
         self._project, self._entity, self._mode = project, entity, mode
         self._run: Any = None
-        self._own = False
 
     def begin(self, about: About) -> None:
-        """Create the run, unless the program has one; writes the settings and the run's path."""
-        self._run, self._own = self._wandb.run, self._wandb.run is None
-        link = {LINK: {"run": about.path, "name": about.name, "group": about.group}}
-        if self._own:
-            self._run = self._wandb.init(
-                project=self._project or about.group,
-                entity=self._entity,
-                mode=self._mode,
-                name=about.name,
-                config=flat(about.config) | link,
-            )
-        else:
-            self._run.config.update(link, allow_val_change=True)
+        """Create the run with the settings, the run's path and the id of the program's W&B run."""
+        link = {"run": about.path, "name": about.name, "group": about.group}
+        if self._wandb.run is not None:
+            link["program_run"] = self._wandb.run.id
+        self._run = self._wandb.init(
+            project=self._project or about.group,
+            entity=self._entity,
+            mode=self._mode,
+            name=about.name,
+            config=about.settings | {LINK: link},
+            reinit="create_new",
+            settings=self._wandb.Settings(console="off"),  # it would capture the program's output
+        )
         self._run.define_metric(STEP, hidden=True)
         self._run.define_metric("*", step_metric=STEP)
 
@@ -96,7 +98,7 @@ class WandbSink:
         self._run.summary["comgra_graph"] = plain(graph)
 
     def end(self, state: str) -> None:
-        """End the run, unless it is the program's."""
+        """End the run."""
         run, self._run = self._run, None
-        if run is not None and self._own:
+        if run is not None:
             run.finish(exit_code=0 if state == "finished" else 1)

@@ -11,6 +11,8 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from comgra_decl.errors import PatternError, shown
+
 Level = re.Pattern[str] | None
 """Pattern of one level of a glob; None matches any number of levels."""
 
@@ -20,14 +22,34 @@ def compile_glob(pattern: str) -> tuple[Level, ...]:
     """Compile a glob over module paths into its levels.
 
     Raises:
-        ValueError: invalid glob; the message explains how to write it.
+        PatternError: invalid glob; the message explains how to write it.
     """
     return tuple(_level(level, pattern) for level in split(pattern))
 
 
 def matches(pattern: str, path: str) -> bool:
-    """Return whether `pattern` matches the entire module path `path`."""
+    """Return whether `pattern` matches the entire module path `path`.
+
+    Raises:
+        PatternError: invalid glob, or not a string.
+    """
+    if not isinstance(pattern, str):
+        raise PatternError(f"a pattern of nodes must be a string, got {shown(pattern)}")
     return _matches(compile_glob(pattern), split(path))
+
+
+def is_glob(pattern: str) -> bool:
+    """Return whether `pattern` is a valid glob."""
+    try:
+        compile_glob(pattern)
+    except PatternError:
+        return False
+    return True
+
+
+def escaped(path: str) -> str:
+    """Return the glob that matches only this path, provided that no name in it is empty."""
+    return re.sub(r"[*?[]", r"[\g<0>]", path)
 
 
 def split(path: str) -> list[str]:
@@ -40,10 +62,12 @@ def compile_name(pattern: str) -> re.Pattern[str]:
     """Return the regex of a glob over a single name, such as `*Attention`.
 
     Raises:
-        ValueError: the pattern is not a single name.
+        PatternError: the pattern is not a single name.
     """
     if "." in pattern or not pattern:
-        raise ValueError(f"{pattern!r} is not a class name; write it without its module: 'Linear'")
+        raise PatternError(
+            f"{pattern!r} is not a class name; write it without its module: 'Linear'"
+        )
     return re.compile(_name(pattern, pattern))
 
 
@@ -52,10 +76,12 @@ def compile_text(pattern: str) -> re.Pattern[str]:
     """Return the regex of a glob over arbitrary text, such as the name of an annotation.
 
     Raises:
-        ValueError: the pattern is empty or contains an invalid character set.
+        PatternError: the pattern is empty or contains an invalid character set.
     """
     if not pattern:
-        raise ValueError("the name of an annotation must not be empty; write '*' to match any name")
+        raise PatternError(
+            "the name of an annotation must not be empty; write '*' to match any name"
+        )
     return re.compile(_name(pattern, pattern), re.DOTALL)
 
 
@@ -87,9 +113,9 @@ def _level(level: str, pattern: str) -> Level:
     if level == "**":
         return None
     if not level:
-        raise ValueError(f"{pattern!r} has an empty name between its dots")
+        raise PatternError(f"{pattern!r} has an empty name between its dots")
     if "**" in level:
-        raise ValueError(f"in {pattern!r}, '**' must stand alone between dots, as in 'blocks.**'")
+        raise PatternError(f"in {pattern!r}, '**' must stand alone between dots, as in 'blocks.**'")
     return re.compile(_name(level, pattern))
 
 
@@ -98,7 +124,7 @@ def _name(level: str, pattern: str) -> str:
     for found in _TOKEN.finditer(level):
         token = found.group()
         if token == "[":
-            raise ValueError(f"in {pattern!r}, '[' has no matching ']'")
+            raise PatternError(f"in {pattern!r}, '[' has no matching ']'")
         if token.startswith("["):
             parts.append(_character_set(token[1:-1], pattern))
         else:
@@ -117,5 +143,5 @@ def _character_set(body: str, pattern: str) -> str:
     try:
         re.compile(regex)
     except re.error:
-        raise ValueError(f"in {pattern!r}, '[{body}]' is not a set of characters") from None
+        raise PatternError(f"in {pattern!r}, '[{body}]' is not a set of characters") from None
     return regex

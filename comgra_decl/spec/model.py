@@ -145,6 +145,17 @@ class Spec(SpecModel):
         return self
 
     @model_validator(mode="after")
+    def _sent_statistics_are_recorded(self) -> Spec:
+        problems = [
+            f"sinks[{i}].{sink.tool}.statistics: {problem}"
+            for i, sink in enumerate(self.sinks)
+            for problem in sink.options.unknown_statistics(self.statistics)
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @model_validator(mode="after")
     def _kept_steps_have_a_trigger(self) -> Spec:
         by_findings = self.on_finding.keep != "never"
         if by_findings and self.keep is None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any
 
+from comgra_decl.records import SEVERITIES
+
 Form = type | UnionType | list[Any] | dict[Any, Any]
 """A type; [form]; {str: form}; or {"name": form, "name?": form}, which permits further names."""
 
@@ -208,7 +210,6 @@ _FORMS: Mapping[str, Form] = {
     "links": {str: {str: str}},
 }
 
-_SEVERITIES = ("error", "warning", "hint")
 _EXACT = 1 << 53
 
 
@@ -228,7 +229,7 @@ def check_document(name: str, content: Any) -> Any:
         _check_timeline(content)
     if name == "findings":
         for finding in content["findings"]:
-            if finding["severity"] not in _SEVERITIES:
+            if finding["severity"] not in SEVERITIES:
                 raise ValueError(f"findings: unknown severity {finding['severity'][:40]!r}")
     return content
 

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from comgra_decl.cli.agents import LIMIT, SERIES_LIMIT, Agent, server
+from comgra_decl.cli.agents import _POINTS, LIMIT, SERIES_LIMIT, Agent, _extremes, server
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import open_run
+from comgra_decl.records import ScalarBatch
+from comgra_decl.store import RunWriter
+from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
 
 
@@ -63,6 +66,49 @@ def test_a_long_series_keeps_its_extremes(root: Path) -> None:
     assert told["values"] == expected
     loss = json.loads(Agent(root).series("metrics", "loss", "a"))
     assert loss["length"] > 0
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a NaN, one metric of two types, many metrics with long names and a long note."""
+    truth = Truth()
+    names = [f"{'m' * 60} {i}" for i in range(500)]
+    told = ScalarBatch(
+        np.array([0, 1, 0, 1, *[0] * 500]),
+        np.array([1.5, np.nan, 7.0, 8.0, *range(500)], np.float64),
+        ["loss", "loss", "loss", "loss", *names],
+        ["train", "train", "eval", "eval", *["train"] * 500],
+    )
+    folder = tmp_path_factory.mktemp("odd")
+    writer = RunWriter.create(folder / "g" / "odd", truth.meta)
+    writer.commit([truth.batch(2, range(2))], [told])
+    writer.close()
+    return folder
+
+
+def test_metrics_of_each_type_are_answered(odd: Path) -> None:
+    agent = Agent(odd)
+    for type_, values in (("", [1.5, "nan"]), ("train", [1.5, "nan"]), ("eval", [7.0, 8.0])):
+        assert json.loads(agent.series("metrics", "loss", type=type_))["values"] == values
+    with pytest.raises(UnknownNameError, match=r"no type 'evl'; did you mean 'eval'\?"):
+        agent.series("metrics", "loss", type="evl")
+
+
+def test_a_long_answer_says_what_it_leaves_out(odd: Path) -> None:
+    text = Agent(odd).open_run()
+    told = json.loads(text)
+    assert len(text) <= LIMIT
+    assert (told["metrics"]["loss"], told["metrics"]["loss (eval)"]) == ("nan", 8.0)
+    assert len(told["metrics"]) + told["metrics_left_out"] == 502
+
+
+def test_the_longest_series_fits() -> None:
+    steps = np.arange(10_000, dtype=np.int64) + 2**62
+    values = np.where(np.arange(10_000) % 3, np.arange(10_000) * -1.2345e-300, np.nan)
+    kept = _extremes(values, _POINTS)
+    answer = {"steps": steps[kept].tolist(), "values": [-1.2345e-300] * len(kept), "length": 10_000}
+    assert len(kept) > _POINTS
+    assert len(json.dumps(answer)) <= SERIES_LIMIT
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,20 @@ def test_dead(traced):
 
 def test_forgotten(traced):
     traced.assert_healthy()
+
+
+def test_nothing_recorded(traced):
+    with traced({**SPEC, "schedule": {"steps": [1000]}}):
+        trained(0.0)
+    traced.assert_healthy()
+
+
+def test_the_second_time_disabled(traced):
+    with traced(SPEC):
+        trained(0.0)
+    with traced({**SPEC, "enabled": False}):
+        trained(0.0)
+    traced.assert_healthy()
 """
 
 
@@ -74,8 +88,16 @@ def test_a_dead_network_fails_with_the_rule_and_its_healthy_twin_passes(
     pytester.syspathinsert()
     plugin = ("-p", "no:comgra-decl", "-p", "comgra_decl.doors.pytest_plugin")
     result = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "-p", "no:xdist")
-    result.assert_outcomes(passed=1, failed=2)
+    result.assert_outcomes(passed=1, failed=4)
     text = result.stdout.str()
-    for name in ("test_dead", "test_forgotten"):
+    broken = ("dead", "forgotten", "nothing_recorded", "the_second_time_disabled")
+    for name in (f"test_{each}" for each in broken):
         assert f"FAILED test_training.py::{name}" in text
-    result.stdout.fnmatch_lines(["*dead_units at step 0*", "*nothing was traced*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*dead_units at step 0*",
+            "*nothing was traced*",
+            "*no training step was recorded*",
+            "*nothing was traced*",
+        ]
+    )

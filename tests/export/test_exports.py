@@ -16,10 +16,12 @@ import pandas as pd
 import pytest
 import tensorstore as ts
 
-from comgra_decl.errors import MissingPackageError, StoreError, UnknownNameError
-from comgra_decl.export import export_run
+from comgra_decl.cli.agents import Agent
+from comgra_decl.errors import MissingPackageError, PatternError, StoreError, UnknownNameError
+from comgra_decl.export import FORMATS, export_run
 from comgra_decl.query import Run, open_run
 from comgra_decl.records import AGGREGATES, STATISTICS
+from comgra_decl.rules.contract import contract_of
 from comgra_decl.store import RunWriter
 from comgra_decl.store.copying import copy_run
 from tests.query.conftest import NODES
@@ -198,6 +200,39 @@ def test_some_nodes_alone(run: Run, tmp_path: Path) -> None:
         assert archive["statistics"].shape[1] == len(chosen) > 0
     with pytest.raises(UnknownNameError, match="did you mean 'head'"):
         export_run(run, tmp_path / "none.npz", "npz", nodes="haed")
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_no_nodes_leave_everything_else(run: Run, tmp_path: Path, format_: str) -> None:
+    out = export_run(run, tmp_path / "out", format_, nodes="")
+    if format_ in ("parquet", "csv"):
+        assert read_any(out, "records")["step"].tolist() == run.records["step"].tolist()
+        for name in ("statistics", "samples"):
+            assert read_any(out, name)[["step", "node", "std"]].empty
+    elif format_ == "npz":
+        with np.load(out) as archive:
+            assert archive["step"].tolist() == run.records["step"].tolist()
+            assert archive["samples"].shape == (
+                len(run.records),
+                0,
+                run.sample_count,
+                len(STATISTICS),
+            )
+    else:
+        assert out.exists()
+
+
+@pytest.mark.parametrize("nodes", ["a..b", "blocks.[0", "b[z-a]", 5])
+def test_an_invalid_pattern_is_an_error_of_ours(run: Run, tmp_path: Path, nodes: Any) -> None:
+    for ask in (
+        lambda: export_run(run, tmp_path / "out", "csv", nodes=nodes),
+        lambda: export_run(run, tmp_path / "out", "tensorboard", nodes=nodes),
+        lambda: contract_of(run, nodes=nodes),
+        lambda: Agent(Path(str(run.path)).parent).row(0, nodes=nodes),
+    ):
+        with pytest.raises(PatternError, match=r"'a\.\.b'|'\[0?'|'\[z-a\]'|got 5"):
+            ask()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_bfloat16_is_written_in_what_every_reader_knows(tmp_path: Path) -> None:

@@ -125,27 +125,62 @@ HOSTILE = ['a"]; b["', "x -->|y| z", "<b>&amp;</b>", "back\\slash", "größe\n2"
 def test_names_cannot_break_out_of_their_quotes(tmp_path: Path) -> None:
     pydot = pytest.importorskip("pydot")
 
-    keys = [SlotKey(name, "output", 0, "forward") for name in HOSTILE]
-    truth = Truth()
-    batch = truth.batch(1, range(len(keys)))
-    batch.new_slots = [
-        SlotInfo(i, key, "computed", "float32", (2, 3), 0, "Linear") for i, key in enumerate(keys)
+    slots = [
+        SlotInfo(i, SlotKey(name, "output", 0, "forward"), "computed", "float32", (2,), 0, "Linear")
+        for i, name in enumerate(HOSTILE)
     ]
-    edges = [(i, i + 1, True) for i in range(len(keys) - 1)]
-    batch.new_structures = [Structure("aaaa", keys, ["computed"] * len(keys), edges)]
-    batch.steps[0].structure = "aaaa"
-    writer = RunWriter.create(tmp_path / "run", truth.meta)
-    writer.commit([batch])
-    writer.close()
-    run = open_run(tmp_path / "run")
+    edges = [(i, i + 1, True) for i in range(len(slots) - 1)]
+    run = stored(tmp_path / "run", slots, edges)
     assert len(run.edges()) == len(edges)
     (found,) = pydot.graph_from_dot_data(export_run(run, tmp_path / "dot", "dot").read_text())
     assert len(found.get_edges()) == len(edges)
-    assert len(found.get_nodes()) == len(keys) + 1  # and the defaults of all nodes
+    assert len(found.get_nodes()) == len(slots) + 1  # and the defaults of all nodes
     mermaid = export_run(run, tmp_path / "mermaid", "mermaid").read_text().splitlines()
-    assert len(mermaid) == 1 + 2 * len(keys) + len(edges)
+    assert len(mermaid) == 1 + 2 * len(slots) + len(edges)
     assert all(line.count('"') in (0, 2) for line in mermaid)
     assert set(nx.read_graphml(export_run(run, tmp_path / "g", "graphml")).edges) == {*run.edges()}
+
+
+def stored(path: Path, slots: list[SlotInfo], edges: list[tuple[int, int, bool]]) -> Run:
+    """Return a run of one record with this graph."""
+    truth = Truth()
+    batch = truth.batch(1, range(len(slots)))
+    batch.new_slots = slots
+    kinds = [slot.kind for slot in slots]
+    batch.new_structures = [Structure("aaaa", [slot.key for slot in slots], kinds, edges)]
+    batch.steps[0].structure = "aaaa"
+    writer = RunWriter.create(path, truth.meta)
+    writer.commit([batch])
+    writer.close()
+    return open_run(path)
+
+
+@pytest.mark.parametrize("format_", ["onnx", "graphml", "json", "dot", "mermaid"])
+def test_a_scalar_parameter_has_an_empty_shape(tmp_path: Path, format_: str) -> None:
+    facts: list[tuple[str, str, str, tuple[int, ...]]] = [
+        ("x", "output", "input", (4, 3)),
+        ("scale", "output", "computed", (4, 3)),
+        ("scale", "factor", "parameter", ()),
+    ]
+    slots = [
+        SlotInfo(i, SlotKey(node, role, 0, "forward"), kind, "float32", shape, None, "Scale")
+        for i, (node, role, kind, shape) in enumerate(facts)
+    ]
+    run = stored(tmp_path / "run", slots, [(0, 1, True), (2, 1, True)])
+    path = export_run(run, tmp_path / "graph", format_)
+    if format_ == "onnx":
+        onnx = pytest.importorskip("onnx")
+        onnx.checker.check_model(str(path))
+        (node,) = onnx.load(str(path)).graph.node
+        found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        assert list(found["parameter.factor"]) == []
+    elif format_ == "json":
+        told = {node["id"]: node for node in json.loads(path.read_text())["nodes"]}
+        assert told["scale"]["parameters"] == {"factor": []}
+    elif format_ == "graphml":
+        assert nx.read_graphml(path).nodes["scale"]["parameter.factor"] == "scalar"
+    else:
+        assert "scale" in path.read_text()
 
 
 def test_a_cycle_is_opened_where_it_closes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,14 @@ import pytest
 
 from comgra_decl.errors import MissingPackageError, SelectionError
 from comgra_decl.export import export_run
+from comgra_decl.export import tensorboard as writing
 from comgra_decl.query import Run, open_run
+from comgra_decl.records import SlotKey
 from comgra_decl.sinks import Selection
 from comgra_decl.sinks.naming import SeriesName, of_tensor, parsed
+from comgra_decl.store import RunWriter
 from tests.query.conftest import NODES
+from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
 
 accumulating = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
@@ -46,6 +51,14 @@ def read(folder: Path) -> Any:
 
 
 def test_every_statistic_is_equal_to_the_bit_with_its_step_and_time(run: Run, logs: Any) -> None:
+    found = check_statistics(run, logs)
+    passes = [(of, type_) for of in set(run.slots["pass"]) for type_ in run.types]
+    there = [run.heat("nonfinite", of=of, type=type_).notna().any().sum() for of, type_ in passes]
+    assert found == sum(there) * len(SELECTED.statistics)
+
+
+def check_statistics(run: Run, logs: Any) -> int:
+    """Compare all series with the run; return their number."""
     tags = [tag for tag in logs.Tags()["scalars"] if not tag.startswith("metrics")]
     records = run.records
     for tag in tags:
@@ -63,9 +76,7 @@ def test_every_statistic_is_equal_to_the_bit_with_its_step_and_time(run: Run, lo
         )
         times = records[records["type"] == name.type].set_index("step")["time"]
         assert [event.wall_time for event in told] == times[truth.index].tolist()
-    passes = [(of, type_) for of in set(run.slots["pass"]) for type_ in run.types]
-    there = [run.heat("nonfinite", of=of, type=type_).notna().any().sum() for of, type_ in passes]
-    assert len(tags) == sum(there) * len(SELECTED.statistics)
+    return len(tags)
 
 
 def test_every_metric_is_there(run: Run, logs: Any) -> None:
@@ -131,6 +142,36 @@ def test_the_projector_gets_the_recorded_values(run: Run, logs: Any) -> None:
     assert len(labels) == 1 + len(points)
 
 
+def test_labels_are_utf_8_and_no_more_values_are_read_than_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual, asked = Path.write_text, []
+
+    def in_ascii(self: Path, data: str, encoding: str = "ascii", **others: Any) -> int:
+        """Stand for the encoding of a locale that lacks most letters."""
+        return usual(self, data, encoding=encoding, **others)
+
+    def points(_: Run, key: SlotKey, __: int) -> Any:
+        asked.append(key)
+        return np.zeros((3, 2), np.float32)
+
+    monkeypatch.setattr(Path, "write_text", in_ascii)
+    monkeypatch.setattr(writing, "_points", points)
+    monkeypatch.setattr(writing, "_MOST_TENSORS", 2)
+    truth = Truth()
+    batch = truth.batch(2, range(5))
+    for info in batch.steps:
+        info.samples, info.extra = [0, 1, 2], {"labels": ["größe", "猫", "c"]}
+    writer = RunWriter.create(tmp_path / "run", truth.meta)
+    writer.commit([batch])
+    writer.close()
+    out = export_run(open_run(tmp_path / "run"), tmp_path / "out", "tensorboard")
+    labels = (out / "projector" / "samples.tsv").read_text(encoding="utf-8")
+    assert [line.split("\t")[2] for line in labels.splitlines()] == ["label", "größe", "猫", "c"]
+    assert len(asked) == 2
+    assert len({*out.glob("projector/[0-9]*.tsv")}) == 2
+
+
 def test_too_many_series_are_refused_with_a_selection_that_works(run: Run, tmp_path: Path) -> None:
     count = len(run.slots) * 3
     with pytest.raises(SelectionError, match=rf"{count} series, but at most 20 are sent") as caught:
@@ -189,3 +230,52 @@ def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> Non
     for tag in stored.Tags()["histograms"]:
         assert live.Histograms(tag) == stored.Histograms(tag)
     assert live.Graph() == stored.Graph()
+
+
+def test_a_resumed_run_keeps_the_times_of_its_records(tmp_path: Path) -> None:
+    """Records that the second session replaced have numbers, but are left out."""
+    import torch
+
+    import comgra_decl as comgra
+
+    def train(steps: int, state: Any = None) -> Any:
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        if state is not None:
+            optimizer.load_state_dict(state)
+        states = []
+        for _ in range(steps):
+            model(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            states.append(copy.deepcopy(optimizer.state_dict()))
+        return states[1]
+
+    nodes = {"all": {"select": "**", "capture": ["output"]}}
+    spec = {"nodes": nodes, "schedule": {"first": 100}}
+    where = {"root": str(tmp_path), "group": "g", "name": "r"}
+    with comgra.trace({**spec, "run": where}):
+        state = train(4)
+    with comgra.trace({**spec, "run": {**where, "resume": True}}):
+        train(3, state)
+    resumed = open_run(tmp_path / "g" / "r")
+    assert resumed.records.index.tolist() == [0, 1, 4, 5, 6]
+    assert check_statistics(resumed, read(export_run(resumed, tmp_path / "out", "tensorboard"))) > 0
+
+
+def test_histograms_that_are_not_selected_are_not_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from comgra_decl.query.chunks import Chunk
+
+    def read_them(_: Chunk, slot: int) -> None:
+        asked.append(slot)
+
+    asked: list[int] = []
+    monkeypatch.setattr(Chunk, "histograms", read_them)
+    for number, selection in enumerate(
+        [Selection(nodes="head"), Selection(nodes="head", histograms=False), Selection(nodes="")]
+    ):
+        export_run(run, tmp_path / str(number), "tensorboard", selection=selection)
+        head = run.slots.query("node == 'head'").index.tolist()
+        assert {*asked} == {*(head if number == 0 else [])}
+        asked.clear()

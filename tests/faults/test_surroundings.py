@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import stat
+import subprocess
+import sys
 import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -197,3 +199,59 @@ def test_twenty_thousand_modules_are_recorded(tmp_path: Path) -> None:
         expected = torch.stack([seen[step][name].mean() for name in outputs.index])
         found = torch.tensor(outputs.to_numpy(), dtype=torch.float32)
         assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+
+BEHIND_LINKS = """
+import sys
+import torch
+from torch import nn
+import comgra_decl as comgra
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(3, 3)
+
+    def forward(self, x, kind=None):
+        return self.line(x)
+
+spec = {
+    "nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}},
+    "types": {"by": {"input": "kind", "value": True}},
+    "graph": True,
+}
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with comgra.trace(spec, root="runs", name="r") as session:
+    x = torch.randn(4, 3)
+    answer = model(x, kind="warm")
+    loss_a = answer.square().mean()
+    loss_b = answer.abs().mean()
+    loss_a.backward(retain_graph=True)
+    loss_b.backward()
+    optimizer.step()
+run = comgra.open_run(session.path)
+print(torch.__file__.startswith(sys.argv[1]), comgra.__file__.startswith(sys.argv[1]))
+print(run.records["type"].tolist(), sorted({*run.slots["pass"]}))
+"""
+
+
+def test_an_environment_behind_links_is_an_environment(tmp_path: Path) -> None:
+    """Names of losses and values of arguments are found in frames of the program."""
+    (tmp_path / "environment").symlink_to(sys.prefix)
+    (tmp_path / "code").symlink_to(Path(comgra.__file__).parents[1])
+    (tmp_path / "train.py").write_text(BEHIND_LINKS)
+    ended = subprocess.run(
+        [tmp_path / "environment" / "bin" / "python", "train.py", tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "code"), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert not ended.returncode, ended.stderr
+    assert ended.stdout.splitlines() == [
+        "True True",
+        "['warm'] ['forward', 'grad', 'grad:loss_b']",
+    ]

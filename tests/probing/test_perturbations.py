@@ -214,6 +214,21 @@ def diagnosed(root: Path, train: Callable[[], object], **spec: Any) -> set[str]:
 
 
 Case = tuple[Callable[[], nn.Module], Callable[[nn.Module], Tensor], set[str]]
+
+
+class WithLoss(nn.Module):
+    """Returns logits, the most likely words, and the loss, like many language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = Words()
+
+    def forward(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.words(x)
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), targets[:, :-1].flatten())
+        return logits, loss, logits.argmax(-1)
+
+
 CASES: dict[str, Case] = {
     "a language model": (Words, next_word, set()),
     "a mean over positions": (
@@ -248,6 +263,7 @@ CASES: dict[str, Case] = {
     "chosen positions": (Gathered, masked_mean, set()),
     "time first": (Recurrent, time_first, set()),
     "a graph": (OnGraph, nodes, set()),
+    "a loss within": (WithLoss, lambda model: model(SENTENCES, SENTENCES.roll(-1, 1))[1], set()),
 }
 
 

@@ -74,6 +74,45 @@ def test_a_changed_graph_and_missing_tensors_come_first(good: Run, tmp_path: Pat
     assert all("was not recorded" in breach.message for breach in missing)
 
 
+def test_what_was_not_recorded_breaks_the_contract(good: Run) -> None:
+    contract = contract_of(good)
+    name = next(iter(contract.ranges))
+    ranges = {name: {**contract.ranges[name], "update_ratio": (0.0, 1.0)}, "x/output/grad": {}}
+    missing = breaches(good, replace(contract, ranges=ranges))
+    assert [(each.tensor, each.statistic, each.step) for each in missing] == [
+        (name, "update_ratio", None),
+        ("x/output/grad", None, None),
+    ]
+    assert missing[0].message == f"update_ratio of {name} was not recorded"
+
+
+def test_a_tensor_that_only_evaluations_recorded_breaks_the_contract(tmp_path: Path) -> None:
+    import torch
+    from torch import nn
+
+    from tests.support.traced import traced
+
+    def run_of(name: str, *, train: bool) -> Run:
+        model = nn.Sequential(nn.Linear(3, 2), nn.Identity())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+        def training() -> None:
+            model.train()
+            (model if train else model[0])(torch.ones(4, 3)).sum().backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                model(torch.ones(4, 3))
+
+        nodes = {"all": {"select": "**", "capture": ["output"]}}
+        return traced(tmp_path / name, nodes, training, schedule={"first": 9, "eval": {"first": 9}})
+
+    contract = replace(contract_of(run_of("good", train=True)), structure=None)
+    run = run_of("new", train=False)
+    assert "1" in run.nodes
+    assert "1/output/forward was not recorded" in [each.message for each in breaches(run, contract)]
+
+
 def test_a_dead_unit_share_and_an_update_ratio_are_checked(tmp_path: Path) -> None:
     import torch
     from torch import nn

@@ -55,6 +55,18 @@ def test_batches_of_one_class_each() -> None:
     assert not labels(batches).findings(SingleClass())
 
 
+@pytest.mark.parametrize(("fake", "found"), [(0.0, False), (1.0, True)])
+def test_batches_of_real_and_of_generated_samples(fake: float, found: bool) -> None:
+    """Each loss of a discriminator has one class, as in DCGAN."""
+    tape = Tape()
+    real, generated = (
+        tape.slot("target", (16,), kind="target", role="target", iteration=i) for i in range(2)
+    )
+    for _ in range(10):
+        tape.record({real: np.ones(16), generated: np.full(16, fake)})
+    assert bool(tape.findings(SingleClass())) is found
+
+
 def test_sorted_batches_are_not_shuffled_and_shuffled_ones_are() -> None:
     rng = np.random.default_rng(0)
     data = np.repeat(np.arange(10), 100)

@@ -21,10 +21,13 @@ RNG = np.random.default_rng(5)
 WAVE = RNG.normal(size=(4, 10))
 
 
-def phases(sizes: Sequence[tuple[str, float]]) -> Tape:
+def phases(
+    sizes: Sequence[tuple[str, float]], *, class_: str = "BatchNorm1d", kind: str = "computed"
+) -> Tape:
     """One tensor with these magnitudes in these modes."""
     tape = Tape()
-    slot = tape.slot("bn", (4, 10))
+    slot = tape.slot("bn", (4, 10), kind=kind)
+    tape.documents["modules"] = [{"path": "", "node": "bn", "class": class_, "parameters": {}}]
     for step, (mode, size) in enumerate(sizes):
         tape.record({slot: size * WAVE}, step=step, mode=mode)
     return tape
@@ -50,6 +53,22 @@ def test_a_training_that_goes_on_between_rare_records_is_no_gap(window: int) -> 
 def test_three_times_or_a_third_is_another_one(factor: float, found: int) -> None:
     steady = [("train", 1.0), ("eval", factor)] * 3 + [("train", 1.0)]
     assert len(phases(steady).findings(EvaluationGap())) == found
+
+
+@pytest.mark.parametrize(
+    ("class_", "kind", "factor", "found"),
+    [
+        ("Linear", "computed", 1 / 5, 0),
+        ("Linear", "computed", 5, 1),
+        ("Linear", "input", 1 / 5, 1),
+        ("SyncBatchNorm", "computed", 1 / 5, 1),
+    ],
+)
+def test_dropout_may_be_missing_in_evaluation(
+    class_: str, kind: str, factor: float, found: int
+) -> None:
+    steady = [("train", 1.0), ("eval", factor)] * 3 + [("train", 1.0)]
+    assert len(phases(steady, class_=class_, kind=kind).findings(EvaluationGap())) == found
 
 
 def test_an_evaluation_counts_when_the_training_goes_on() -> None:

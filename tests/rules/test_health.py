@@ -9,6 +9,7 @@ import pytest
 
 import comgra_decl
 from comgra_decl.query import open_run
+from comgra_decl.records import Severity
 from comgra_decl.rules import (
     CHECKLIST,
     Diagnosis,
@@ -21,7 +22,6 @@ from comgra_decl.rules import (
     unseen,
 )
 from comgra_decl.rules.catalogue import known
-from comgra_decl.rules.finding import Severity
 from comgra_decl.rules.health import Check
 from comgra_decl.rules.readings import Verdict
 from tests.support.fake_run import FakeRun

@@ -68,6 +68,7 @@ def test_running_statistics_that_catch_up_are_no_gap(
     """A BatchNorm of values with a variance of 0.004, evaluated every 25 steps."""
     tape = Tape()
     slot = tape.slot("bn", (4, 10))
+    tape.documents["modules"] = [{"path": "", "node": "bn", "class": "BatchNorm1d"}]
     wave = RNG.normal(size=(4, 10))
     for step in range(0, 200, 25):
         old = (1 - momentum) ** (step + 1)

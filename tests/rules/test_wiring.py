@@ -180,6 +180,23 @@ def test_lists_of_several_modules_or_inputs_are_not() -> None:
     assert not headed([dropped] * 3, same)
 
 
+@pytest.mark.parametrize(("entries", "found"), [(1, False), (3, True)])
+def test_micro_batches_are_no_entries_of_a_list(entries: int, found: bool) -> None:
+    """Embeddings of positions return the same values in each micro-batch."""
+    tape = Tape()
+    calls = [tape.slot("parts.wpe", (4, 2), iteration=i) for i in range(2 * entries)]
+    whole = [tape.slot("GPT", (BATCH, 2), iteration=i) for i in range(2)]
+    tape.documents["modules"] = [
+        {"path": path, "node": path or "GPT", "class": class_, "parameters": {}}
+        for path, class_ in (("", "GPT"), ("parts", "ModuleDict"), ("parts.wpe", "Embedding"))
+    ]
+    rng = np.random.default_rng(0)
+    for _ in range(8):
+        table = rng.normal(size=(4, 2))
+        tape.record({**dict.fromkeys(calls, table), **{s: rng.normal(size=(8, 2)) for s in whole}})
+    assert bool(tape.findings(SharedModule())) is found
+
+
 # -- maps ------------------------------------------------------------------------------------------
 
 Maps = NDArray[np.float64]

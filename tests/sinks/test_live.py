@@ -17,9 +17,13 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.errors import SpecError
 from comgra_decl.query import Run
-from comgra_decl.sinks import About, Graph, Moment, making
+from comgra_decl.record import session
+from comgra_decl.records import Note, ScalarBatch
+from comgra_decl.sinks import About, Graph, Moment, Selection, making
 from comgra_decl.sinks import live as live_sinks
 from comgra_decl.spec import load_spec
+from tests.store.truth import Truth
+from tests.support.traced import train
 
 SPEC = {
     "nodes": {"all": {"select": "**", "capture": ["output", "output_grad", "parameter"]}},
@@ -39,6 +43,7 @@ class Memory:
         self.graphs: list[Graph] = []
         self.about: About | None = None
         self.state: str | None = None
+        self.where = "/log"
         self.before: Callable[[], object] = lambda: None
 
     def begin(self, about: About) -> None:
@@ -46,7 +51,7 @@ class Memory:
 
     @property
     def link(self) -> dict[str, str]:
-        return {"id": "7"}
+        return {"id": "7", "where": self.where}
 
     def scalars(self, at: Moment, values: Mapping[str, float]) -> None:
         self.before()
@@ -74,7 +79,7 @@ class Memory:
 @pytest.fixture
 def sink(monkeypatch: pytest.MonkeyPatch) -> Memory:
     found = Memory()
-    monkeypatch.setattr(making, "maker_of", lambda *_: lambda: found)
+    monkeypatch.setattr(making, "maker_of", lambda *_, **__: lambda: found)
     return found
 
 
@@ -99,7 +104,7 @@ def test_a_sink_receives_exactly_what_the_run_contains(tmp_path: Path, sink: Mem
     run, _ = trained(tmp_path)
     assert run is not None
     assert sink.about is not None
-    assert run.document("links") == {"trackio": {"id": "7"}}
+    assert run.document("links") == {"trackio": {"id": "7", "where": "/log"}}
     assert sink.about.path == str(run.path.absolute())
     assert (sink.about.name, sink.about.group, sink.state) == (run.name, "g", "finished")
     for statistic in ("mean", "std", "abs_max"):
@@ -151,6 +156,7 @@ def test_a_sink_that_fails_is_reported_once_and_switched_off(
     assert (run.state, run.steps.tolist()) == ("finished", [0, 1, 2, 3, 4])
     assert bits == trained(tmp_path, enabled=False)[1]
     assert len(calls) == 1
+    assert sink.state == "stopped"
     (said,) = [r.getMessage() for r in caplog.records if "trackio" in r.getMessage()]
     assert said == (
         "comgra: nothing more is sent to trackio (ConnectionError: the server is gone); "
@@ -179,14 +185,29 @@ def test_a_sink_that_hangs_delays_neither_training_nor_the_run(
     assert "trackio did not accept everything within 0.05 s" in caplog.text
 
 
+def live_of(
+    truth: Truth,
+    make: Callable[[], Memory],
+    *,
+    selection: Selection | None = None,
+    queue_bytes: int = 1 << 20,
+) -> live_sinks.LiveSink:
+    about = About("run", "g", "/run", 0.0, {}, tuple(truth.meta.statistics))
+    return live_sinks.LiveSink(
+        "trackio",
+        make,
+        about=about,
+        selection=selection or Selection(),
+        queue_bytes=queue_bytes,
+    )
+
+
 def test_what_does_not_fit_is_left_out_and_counted(
     sink: Memory, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from comgra_decl.sinks import Selection
-    from tests.store.truth import Truth
-
     truth = Truth()
-    first, second, third = truth.batch(1, range(2)), truth.batch(1, range(2)), truth.batch(1, [1])
+    first, second = truth.batch(1, range(2)), truth.batch(1, range(2))
+    third, fourth = truth.batch(1, [1]), truth.batch(1, [1])
     entered, released = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -194,21 +215,153 @@ def test_what_does_not_fit_is_left_out_and_counted(
         released.wait()
 
     sink.before = hold
-    about = About("run", "g", "/run", 0.0, {}, tuple(truth.meta.statistics))
-    live = live_sinks.LiveSink(
-        "trackio", lambda: sink, about=about, selection=Selection(), queue_bytes=1
-    )
+    live = live_of(truth, lambda: sink, queue_bytes=1)
     live.put([first], [])
     assert entered.wait(60)
     live.put([second], [])  # waits, although it is larger than the queue
-    live.put([third], [])
+    note = Note(1, "train", 0.0, "x")
+    numbers = ScalarBatch(np.arange(2), np.zeros(2), ["a", "b"], ["train"] * 2, [note])
+    live.put([third], [numbers])
+    live.put([fourth], [])
+    assert len(live._queue) == 2  # what a hanging tool misses takes no more room
     sink.before = lambda: None
     released.set()
     with caplog.at_level(logging.WARNING, "comgra_decl"):
-        live.close("finished", wait=60)
-    assert "trackio was too slow: 1 records were not sent to it" in caplog.text
+        live_sinks.close_sinks([live], "finished", wait=60)
+    assert (
+        "trackio was too slow: 2 records and 3 metrics and notes were not sent to it" in caplog.text
+    )
     steps = {step for series in sink.numbers.values() for step in series}
     assert steps == {info.step for batch in (first, second) for info in batch.steps}
+
+
+def test_only_what_is_sent_waits(sink: Memory) -> None:
+    truth = Truth()
+    batch = truth.batch(2, range(2))
+    batch.values = [{0: np.zeros(1 << 20)}, {}]
+    batch.documents = {"profile": {}, "findings": {"findings": []}}
+    released = threading.Event()
+    sink.before = released.wait
+    live = live_of(truth, lambda: sink, selection=Selection(histograms=False))
+    live.put([truth.batch(1, range(2))], [])
+    live.put([batch], [])
+    (kept,) = live._queue[-1][0][0]
+    assert kept.nbytes < 1 << 16 < batch.nbytes
+    assert (kept.values, kept.counts, [*kept.documents]) == ([], None, ["findings"])
+    released.set()
+    live_sinks.close_sinks([live], "finished", wait=60)
+    steps = {step for series in sink.numbers.values() for step in series}
+    assert steps == {info.step for info in batch.steps}
+
+
+def test_a_run_that_recorded_nothing_has_no_counterpart(tmp_path: Path, sink: Memory) -> None:
+    run, _ = trained(tmp_path, steps=0)
+    assert run is not None
+    assert run.document("findings") is not None
+    assert (sink.about, sink.state) == (None, None)
+    assert run.document("links") is None
+
+
+@pytest.mark.usefixtures("sink")
+@pytest.mark.parametrize("recorded", ["metrics", "records"])
+def test_a_run_that_is_committed_once_knows_its_counterpart(tmp_path: Path, recorded: str) -> None:
+    model = nn.Linear(3, 1).eval()
+    spec = {**SPEC, "store": {"commit_interval": 1000}}
+    spec["schedule"] = {"first": 1, "eval": {"every": 1}}
+    with comgra.trace(spec, root=tmp_path, group="g") as traced:
+        if recorded == "metrics":
+            comgra.kpi("accuracy", 1.0)
+        else:
+            with torch.no_grad():
+                model(torch.randn(6, 3))
+    assert traced.path is not None
+    run = comgra.open_run(traced.path)
+    assert (len(run.records), len(run.kpis(automatic=True))) == (
+        (0, 1) if recorded == "metrics" else (1, 0)
+    )
+    assert run.document("links") == {"trackio": {"id": "7", "where": "/log"}}
+
+
+def test_sinks_end_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first sink ends only after the second has been told to."""
+    first, second, told = Memory(), Memory(), threading.Event()
+    monkeypatch.setattr(first, "end", lambda _: told.wait())
+    monkeypatch.setattr(second, "end", lambda _: told.set())
+    sinks = {"trackio": first, "wandb": second}
+    monkeypatch.setattr(making, "maker_of", lambda spec, *_, **__: lambda: sinks[spec.tool])
+    with caplog.at_level(logging.WARNING, "comgra_decl"):
+        trained(tmp_path, sinks=["trackio", "wandb"])
+    assert told.is_set()
+    assert "did not accept" not in caplog.text
+
+
+def test_all_sinks_together_delay_the_last_commit_once(
+    tmp_path: Path, sink: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, waits = threading.Event(), []
+    monkeypatch.setattr(sink, "begin", lambda _: begin.wait())
+    monkeypatch.setattr(session, "_LINK_TIMEOUT", 0.2)
+    monkeypatch.setattr(live_sinks, "WAIT", 0.05)
+    usual = live_sinks.LiveSink.link_within
+
+    def waiting(self: live_sinks.LiveSink, wait: float) -> dict[str, str] | None:
+        waits.append(wait)
+        return usual(self, wait)
+
+    monkeypatch.setattr(live_sinks.LiveSink, "link_within", waiting)
+    trained(tmp_path, sinks=["trackio", "wandb", "mlflow"])
+    begin.set()
+    assert len(waits) == 3
+    assert sum(waits) < 0.3
+
+
+def test_the_run_is_finished_before_the_exit_hooks_of_tools(
+    tmp_path: Path, sink: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool's hook, such as W&B's, would end its run before the rest is sent."""
+    hooks: list[object] = []
+    at_first: list[object] = []
+
+    class Exit:
+        register = staticmethod(hooks.append)
+        unregister = staticmethod(hooks.remove)
+
+    monkeypatch.setattr(session, "atexit", Exit)
+    monkeypatch.setattr(sink, "begin", lambda _: hooks.append("of the tool"))
+    sent = threading.Event()
+
+    def look() -> None:
+        if not sent.is_set():
+            at_first.extend(hooks)
+        sent.set()
+
+    sink.before = look
+    with comgra.trace(SPEC, root=tmp_path, group="g"):
+        train(nn.Linear(3, 1), torch.randn(6, 3))
+        assert sent.wait(60)
+    assert at_first[0] == "of the tool"
+    assert at_first[1].__name__ == "_finish_at_exit"  # type: ignore[attr-defined]
+    assert hooks == ["of the tool"]
+
+
+def test_logging_that_fails_does_not_reach_the_program(
+    tmp_path: Path, stuck: threading.Event, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError("the disk for logs is full")
+
+    logger, handler = logging.getLogger("comgra_decl"), Broken(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        run, _ = trained(tmp_path)
+    finally:
+        logger.removeHandler(handler)
+    assert not stuck.is_set()
+    assert run is not None
+    assert "trackio did not accept everything within 0.05 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -217,11 +370,62 @@ def test_what_does_not_fit_is_left_out_and_counted(
         ([{"tensorbord": {}}], "tensorboard"),
         ([{"wandb": {}, "mlflow": {}}], "exactly one of tensorboard, wandb, mlflow, trackio"),
         ([{"wandb": {"projekt": "x"}}], "project"),
+        ([{"wandb": {"nodes": "blocks..x"}}], "'blocks..x' has an empty name"),
+        (
+            [{"wandb": {"statistics": ["std", "abs_mix"]}}],
+            r"sinks\[0\]\.wandb.*'abs_mix'.*'abs_max'",
+        ),
+        ([{"wandb": {"statistics": ["std.max"]}}], "'std.max'.*each also with .std, .abs_max"),
+        ([{"wandb": {"passes": ["gard"]}}], "'gard' is not a pass.*did you mean 'grad'"),
+        ([{"wandb": {"mode": "of"}}], "not one of online, offline, disabled"),
+        ([{"wandb": {"project": ""}}], "must not be empty"),
+        ([{"tensorboard": {"folder": "s3://b/logs"}}], "must be a folder on this machine"),
+        (["mlflow", {"mlflow": {"uri": "sqlite:///x"}}], "names mlflow twice"),
     ],
 )
 def test_a_wrong_sink_is_named(sinks: list[Any], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         load_spec({**SPEC, "sinks": sinks})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"nodes": "", "passes": ["grad:raw", "no_grad"]},
+        {"nodes": "blocks.**", "statistics": ["std", "l2.abs_max"], "passes": ["forward"]},
+    ],
+)
+def test_a_right_sink_is_accepted(options: dict[str, Any]) -> None:
+    assert load_spec({**SPEC, "sinks": [{"wandb": options}]}).sinks[0].tool == "wandb"
+
+
+def test_a_folder_is_relative_to_where_the_trace_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    spec = {**SPEC, "sinks": [{"tensorboard": {"folder": "logs"}}]}
+    with comgra.trace(spec, root=tmp_path, group="g") as traced:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        train(nn.Linear(3, 1), torch.randn(6, 3))
+    assert traced.path is not None
+    run = comgra.open_run(traced.path)
+    assert run.document("links") == {"tensorboard": {"where": str(tmp_path / "logs")}}
+    assert [path.suffix for path in (tmp_path / "logs").iterdir()]
+
+
+def test_passwords_are_not_stored(tmp_path: Path, sink: Memory) -> None:
+    uri = "postgresql://me:pa@word@host:5432/db"
+    sink.where = uri
+    run, _ = trained(tmp_path, sinks=[{"mlflow": {"uri": uri}}])
+    assert run is not None
+    told = "postgresql://host:5432/db"
+    assert run.document("links") == {"mlflow": {"id": "7", "where": told}}
+    assert run.spec.sinks[0].options.uri == told  # type: ignore[attr-defined]
+    assert told in (Path(str(run.path)) / "spec.yaml").read_text()
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"pa@word" in content for content in files)
 
 
 @pytest.mark.usefixtures("sink")

@@ -12,10 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from comgra_decl.query import Run
 from comgra_decl.records import SlotKey
 from comgra_decl.sinks import About, Moment, Sink
 from comgra_decl.sinks.naming import SeriesName, decoded, encoded, parsed
+from tests.support.traced import traced, train
 
 pytestmark = pytest.mark.filterwarnings("default")  # trackers' own
 
@@ -42,6 +46,7 @@ def fed(sink: Sink) -> dict[str, str]:
         sink.image(at, "conv/output/forward/preview", np.full((4, 6, 3), step, np.uint8))
         sink.histogram(at, "conv/output/forward", np.array([1, 2]), np.array([0.0, 0.5, 1.0]))
         sink.text(at, "notes/train", f"note {step}")
+    sink.text(Moment(20, 1e9 + 20), "notes/train", "a second note")
     link = dict(sink.link)
     sink.end("finished")
     return link
@@ -66,25 +71,72 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for metric in client.get_metric_history(link["id"], encoded(name, _ALLOWED))
     }
     folder = Path(client.download_artifacts(link["id"], "comgra", str(tmp_path)))
-    listed = json.loads((folder / "left_out.json").read_text())["nonfinite"]
+    left_out = json.loads((folder / "left_out.json").read_text())
+    listed = left_out["nonfinite"]
+    assert left_out["nonfinite_count"] == len(listed) == 3
     told |= {(name, step): float(value) for name, step, value in listed}
     check({(name, step): told.pop((name, step)) for name in NAMES for step in STEPS})
     assert told == {}
-    assert (folder / "notes" / "train" / "step 10.md").read_text() == "note 10"
+    notes = folder / "notes" / "train"
+    assert (notes / "step 10.md").read_text() == "note 10"
+    assert (notes / "step 20.md").read_text() == "note 20"
+    assert (notes / "step 20 (2).md").read_text() == "a second note"
     images = [entry.path for entry in client.list_artifacts(link["id"], "images")]
     assert {step for step in STEPS if any(f"+step+{step}+" in path for path in images)} == {*STEPS}
+
+
+def test_the_mlflow_run_that_the_program_has_active_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    from comgra_decl.sinks.mlflow import LINK
+
+    monkeypatch.chdir(tmp_path)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/tracking.db")
+    try:
+        with mlflow.start_run() as own:
+            run = trained(tmp_path, sinks=["mlflow"])
+            client = mlflow.MlflowClient()
+            assert client.get_run(own.info.run_id).info.status == "RUNNING"
+        found = client.get_run(own.info.run_id)
+    finally:
+        mlflow.set_tracking_uri(before)
+    assert run.document("links")["mlflow"]["id"] == own.info.run_id
+    assert (found.info.status, found.data.tags[LINK]) == ("FINISHED", str(run.path.absolute()))
+    assert found.data.metrics["0/output/forward/std"] == run.series("0", "std").iloc[-1]
+
+
+def trained(root: Path, **spec: Any) -> Run:
+    """Trains for three steps with tracing."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
+
+    def training() -> None:
+        train(model, torch.randn(6, 3), steps=3)
+
+    return traced(root, {"all": {"select": "**", "capture": ["output"]}}, training, **spec)
 
 
 def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    pytest.importorskip("trackio")
+    trackio = pytest.importorskip("trackio")
     storage = pytest.importorskip("trackio.sqlite_storage")
     from comgra_decl.sinks.trackio import LINK, TrackioSink
 
     monkeypatch.setattr("trackio.utils.TRACKIO_DIR", tmp_path, raising=False)
     monkeypatch.setattr(storage, "TRACKIO_DIR", tmp_path, raising=False)
+    given: dict[str, Any] = {}
+    usual = trackio.init
+
+    def init(**options: Any) -> Any:
+        given.update(options)
+        return usual(**options)
+
+    monkeypatch.setattr(trackio, "init", init)
     link = fed(TrackioSink("p"))
+    assert given.items() >= {"auto_log_gpu": False, "auto_log_cpu": False}.items()
     assert storage.SQLiteStorage.get_run_config("p", ABOUT.name)[LINK] == ABOUT.path
     logs = storage.SQLiteStorage.get_logs("p", ABOUT.name)
     check({(n, row["step"]): row[n] for row in logs for n in NAMES if n in row})
@@ -98,7 +150,6 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb")
-    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
     from comgra_decl.sinks.wandb import STEP, WandbSink
 
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -107,15 +158,7 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wandb.run is None
     wandb.teardown()  # its service may still be writing
     (path,) = tmp_path.rglob("*.wandb")
-    rows: list[dict[str, Any]] = []
-    config: dict[str, Any] = {}
-    for block in blocks(path):
-        record = proto.Record()
-        record.ParseFromString(block)
-        items = record.history.item
-        rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-        for part in (record.run.config, record.config):
-            config |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in part.update}
+    config, rows = config_and_rows(path)
     assert config["comgra"]["run"] == ABOUT.path
     assert config["model.dim"] == 8
     check({(n, row[STEP]): float(row[n]) for row in rows for n in NAMES if n in row})
@@ -129,6 +172,31 @@ def test_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert pictures == {*STEPS}
 
 
+def test_the_program_keeps_its_own_wandb_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    from comgra_decl.sinks.wandb import WandbSink
+
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with wandb.init(project="own", mode="offline") as own:
+        own.log({"loss": 1.0})
+        link = fed(WandbSink("p", mode="offline"))
+        assert wandb.run is own
+        assert link["id"] != own.id
+        assert own.step == 1
+        own.log({"loss": 0.5})
+    wandb.teardown()
+    by_id = {path.stem.removeprefix("run-"): path for path in tmp_path.rglob("*.wandb")}
+    assert by_id.keys() == {own.id, link["id"]}
+    _, rows = config_and_rows(by_id[own.id])
+    assert [row["loss"] for row in rows if row] == [1.0, 0.5]
+    assert not any(name in row for row in rows for name in NAMES)
+    config, _ = config_and_rows(by_id[link["id"]])
+    assert config["comgra"]["program_run"] == own.id
+
+
 def check(told: dict[tuple[str, int], Any]) -> None:
     """Compares numbers by name and step; NaN and both infinities are told apart."""
     assert set(told) == {(name, step) for name in NAMES for step in STEPS}
@@ -137,6 +205,21 @@ def check(told: dict[tuple[str, int], Any]) -> None:
     name = parsed(NAMES[0])
     assert isinstance(name, SeriesName)
     assert name.key == SlotKey("cell[0]", "output.hidden[3]", 2, "grad:loss")
+
+
+def config_and_rows(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Returns the configuration and the logged rows in a W&B file."""
+    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    rows: list[dict[str, Any]] = []
+    config: dict[str, Any] = {}
+    for block in blocks(path):
+        record = proto.Record()
+        record.ParseFromString(block)
+        items = record.history.item
+        rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+        for part in (record.run.config, record.config):
+            config |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in part.update}
+    return config, rows
 
 
 def blocks(path: Path) -> Iterator[bytes]:

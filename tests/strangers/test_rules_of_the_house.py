@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "integrations/__init__.py": "its own parts",
     "cli/commands/__init__.py": "its own commands",
     "export/exporting.py": "its own formats",
-    "sinks/api.py": "packages that a sink or an export names itself",
+    "errors.py": "optional packages that the code itself names",
     "rules/catalogue.py": "its own rules",
     "rules/own.py": "a rule of the spec; of a stored one only where it is trusted",
     "torch_private.py": "parts of torch, by a list of its own",

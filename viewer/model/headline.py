@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from comgra_decl.query import Ending
+from comgra_decl.records import SEVERITIES
 from comgra_decl.rules import Diagnosis, Finding, health
-from comgra_decl.rules.finding import SEVERITIES
 from comgra_decl.viewer.model.findings import rule_label
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.runview import RunView

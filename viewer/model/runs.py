@@ -14,7 +14,7 @@ import numpy as np
 
 from comgra_decl.query import RunRow
 from comgra_decl.query.compare import differing
-from comgra_decl.rules.finding import SEVERITIES
+from comgra_decl.records import SEVERITIES
 from comgra_decl.viewer.model.library import Floats, Library, Recorded, Wanted, XAxis
 from comgra_decl.viewer.model.numbers import MISSING, count, duration, number
 from comgra_decl.viewer.model.selection import Selection

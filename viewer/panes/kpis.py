@@ -43,8 +43,7 @@ _FEWEST = 4  # width of the figure in steps; a single bar should not fill it
 _ABOVE = 1.2  # height of the figure, relative to the highest bar: the legend is above it
 
 _GRID = """
-:host { display: flex !important; flex-flow: row wrap !important; gap: 10px 20px; }
-.scroll-button { display: none !important; }
+:host { flex-flow: row wrap !important; gap: 10px 20px; overflow: visible; }
 .bk-Figure { flex: 1 1 480px !important; height: auto !important; min-height: 250px; }
 """
 
@@ -70,9 +69,8 @@ class KpisPane(Pane):
         self._drawn: object = None
         self._empty = html_view()
         self._empty.html = _EMPTY
-        # The style sheet sets the smallest height of a figure, because a column would add up those
-        # that it knows. A page whose overview contains a `FlexBox` would never finish loading.
-        self._grid = pn.Column(sizing_mode="stretch_both", margin=0, stylesheets=[_GRID])
+        # Not a column, which would be at least as high as all figures below each other.
+        self._grid = pn.Row(sizing_mode="stretch_both", margin=0, stylesheets=[_GRID])
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def exhibits(self) -> list[Exhibit]:
@@ -142,7 +140,6 @@ class _KpiFigure:
     def __init__(self, title: str, x_range: Any, jump: Any) -> None:
         tooltips = [SUBJECT, Row("type", "@label", "text"), STEP, Row("value", "@value")]
         self.frame = Frame(x_range=x_range, tooltips=tooltips)
-        self.frame.figure.min_height = None
         self.frame.title = title
         self.frame.hover.name(title)
         self.frame.on_tap(jump)
@@ -187,7 +184,6 @@ class _TimesFigure:
     def __init__(self) -> None:
         rows = [Row(name, f"@{name}", "text") for name in ("phase", "time", "share")]
         self.frame = Frame(tooltips=[STEP, *rows])
-        self.frame.figure.min_height = None
         self.frame.title = TIMES
         self.panel = self.frame.pane()
         self._sources = {phase: ColumnDataSource() for phase in PHASES}

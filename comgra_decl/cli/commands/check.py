@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line
-from comgra_decl.errors import ContractError, Exit
+from comgra_decl.errors import Exit
 
 PANEL = "Look"
 _SHOWN = 10
@@ -24,14 +24,10 @@ def command(
     Exits with code 3 if the run does not keep to the contract.
     """
     from comgra_decl.query import open_run
-    from comgra_decl.rules.contract import breaches, from_yaml
+    from comgra_decl.rules.contract import breaches, read
 
     opened = open_run(run)
-    try:
-        text = contract.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ContractError(f"{contract}: cannot be read: {error}") from None
-    found = breaches(opened, from_yaml(text, where=str(contract)))
+    found = breaches(opened, read(contract))
     if as_json:
         shown = [each._asdict() for each in found[: 10 * _SHOWN]]
         print_json({"kept": not found, "breaches": len(found), "first": shown})

@@ -37,8 +37,9 @@ def command(
         typer.Option(help="Statistic to export, such as std. Can be repeated. TensorBoard."),
     ] = None,
     series: Annotated[
-        int, typer.Option(min=1, help="Largest number of series to export. TensorBoard.")
-    ] = 200,
+        int | None,
+        typer.Option(min=1, help="Largest number of series; by default 200. TensorBoard."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a run for other programs: tables, arrays, a trace, TensorBoard logs or the graph.
@@ -49,9 +50,10 @@ def command(
     from comgra_decl.export import export_run
     from comgra_decl.query import open_run
     from comgra_decl.sinks import Selection
+    from comgra_decl.spec.sinks import SERIES
 
     opened = open_run(run)
-    selection = Selection(nodes, tuple(passes or ()), tuple(statistic or ()), series)
+    selection = Selection(nodes, tuple(passes or ()), tuple(statistic or ()), series or SERIES)
     with bar() as on_progress:
         written = export_run(opened, target, format_, selection=selection, progress=on_progress)
     if as_json:

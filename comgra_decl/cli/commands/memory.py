@@ -26,8 +26,9 @@ def command(
 
     table = open_run(run).memory()
     if as_json:
-        plain = table.reset_index().astype(object)
-        print_json(plain.where(plain.notna(), None).to_dict("records"))
+        from comgra_decl.cli.describe import rows as rows_of
+
+        print_json(rows_of(table.reset_index()))
         return
     from comgra_decl.cli.tables import memory_table
     from comgra_decl.records import OTHER

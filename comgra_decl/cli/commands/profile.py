@@ -27,10 +27,10 @@ def command(
     opened = open_run(run)
     table, steps = opened.profile(), opened.profile(by="step")
     if as_json:
-        nodes = table.reset_index().astype({"share": object})
-        nodes = nodes.where(nodes.notna(), None)
-        steps_as_rows = steps.reset_index().to_dict("records")
-        print_json({"nodes": nodes.to_dict("records"), "steps": steps_as_rows})
+        from comgra_decl.cli.describe import rows as rows_of
+
+        tables = {"nodes": table, "steps": steps}
+        print_json({name: rows_of(each.reset_index()) for name, each in tables.items()})
         return
     from comgra_decl.cli.tables import phases_table, profile_table
     from comgra_decl.terminal import console

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from comgra_decl.hooks.compiled.borders import mark_borders
 from comgra_decl.hooks.compiled.control_flow import GLOBAL_HOOKS, hooks_aside
 from comgra_decl.hooks.compiled.operators import operator_of
 from comgra_decl.hooks.compiled.targets import show_targets
+from comgra_decl.hooks.frames import OUR_FOLDER
 from comgra_decl.torch_private import InductorBackend, available
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ _IS_TORCHS_OWN = "frame is in the Dynamo skipfiles list"
 
 Each query to the compiler takes a millisecond, and a step repeats dozens of these calls.
 """
-
-_OURS = str(Path(__file__).resolve().parents[1])
 
 
 def unsupported() -> str | None:
@@ -215,7 +213,7 @@ class _Compiler:
         if frame.f_code is MODULE_HOOKS:
             return _eagerly(alone=True)  # our own hooks run there and determine the callees
         observes = self._variant.observers.placed and not self._variant.failed
-        if frame.f_code.co_filename.startswith(_OURS) or not observes:
+        if frame.f_code.co_filename.startswith(OUR_FOLDER) or not observes:
             return _eagerly()
         if frame.f_code in self._never:
             return self._never[frame.f_code]

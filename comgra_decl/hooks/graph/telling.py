@@ -7,7 +7,6 @@ The calls do. See `records.TELLING`.
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from comgra_decl.hooks.frames import OUR_FOLDER, TORCH_FOLDER
 from comgra_decl.hooks.graph.calls import tensors_of
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_readable
@@ -28,9 +28,7 @@ _MOST_FACTS = 64
 _MOST_ELEMENTS = 1 << 22  # of what is read per call
 _HOSTS = ("cpu", "meta")  # devices on which nobody waits
 _DEPTH = 30  # frames between a call and the program's line
-_NOT_THE_PROGRAM = tuple(
-    f"{path}{os.sep}" for path in (Path(torch.__file__).parent, Path(__file__).parents[2])
-)
+_NOT_THE_PROGRAM = (TORCH_FOLDER, OUR_FOLDER)
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]

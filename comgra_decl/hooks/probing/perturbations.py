@@ -182,7 +182,7 @@ class _Perturbed:
         - "padding": the change when more padding is appended.
         """
         everything, again = self._outputs({}), self._outputs({})
-        before = max(everything, key=torch.Tensor.numel, default=None)
+        before = _largest(everything)
         if before is None or not all(map(torch.equal, everything, again)):
             return {"refused": "the outputs are not reproducible"}
         self._everything = everything
@@ -276,7 +276,10 @@ class _Perturbed:
         pairs = [*zip(outputs, self._everything, strict=True)]
         if not all(new.shape == old.shape for new, old in pairs):
             return False
-        return all(self._change(new, old) <= _EXACT for new, old in pairs)
+        return all(
+            self._change(new, old) <= _EXACT if new.is_floating_point() else torch.equal(new, old)
+            for new, old in pairs
+        )
 
     def _sequence(self) -> tuple[str, torch.Tensor] | None:
         """Return the only argument [samples, positions, ...] with as many positions as outputs."""
@@ -377,10 +380,10 @@ class _Perturbed:
 
     def _output(self, changed: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
         """Call the copy with some arguments replaced; return its largest output of floats."""
-        return max(self._outputs(changed), key=torch.Tensor.numel, default=None)
+        return _largest(self._outputs(changed))
 
     def _outputs(self, changed: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Call the copy with some arguments replaced; return all outputs of floats."""
+        """Call the copy with some arguments replaced; return all outputs, floats in float64."""
         args, kwargs = self._kept.samples.to(_HOST)
         by_id = {
             id(tensor): changed[path].clone()  # a model may change its input
@@ -392,12 +395,18 @@ class _Perturbed:
         )
         with secluded(_HOST):  # seeds the generators again
             result = self._kept.copy.run(args, kwargs)
-        floats = [t for _, t in tensors_in(result) if t.is_floating_point() and t.dim()]
-        return [t.detach().to(torch.float64) for t in floats]
+        outputs = [t.detach() for _, t in tensors_in(result)]
+        return [t.to(torch.float64) if t.is_floating_point() else t for t in outputs]
 
     def _change(self, new: torch.Tensor, old: torch.Tensor) -> float:
         """Return the largest absolute change, relative to the outputs' standard deviation."""
         return float((new - old).abs().max()) / self._scale if new.numel() else 0.0
+
+
+def _largest(outputs: list[torch.Tensor]) -> torch.Tensor | None:
+    """Return the largest output of floats that is not a scalar, such as a loss."""
+    floats = (t for t in outputs if t.is_floating_point() and t.dim())
+    return max(floats, key=torch.Tensor.numel, default=None)
 
 
 def _bytes(tensors: list[torch.Tensor]) -> int:

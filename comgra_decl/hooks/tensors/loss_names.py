@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import ast
 import linecache
-import os
 import sys
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from types import CodeType, FrameType
 
-import torch
+from comgra_decl.hooks.frames import OUR_FOLDER, TORCH_FOLDER
 
-_OURS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
-_TORCH = f"{Path(torch.__file__).resolve().parent}{os.sep}"
 _MOST_FRAMES = 64
 _HANDLERS = frozenset({"__torch_function__", "__torch_dispatch__"})
 """Handlers through which a call passes before it reaches torch, under a mode or for a tensor
@@ -51,7 +47,7 @@ def calling_places() -> tuple[Place, ...]:
         else:
             foreign = _foreign.get(code.co_filename)
             if foreign is None:
-                foreign = code.co_filename.startswith((_OURS, _TORCH))
+                foreign = code.co_filename.startswith((OUR_FOLDER, TORCH_FOLDER))
                 if len(_foreign) < _MOST_FILES:  # a notebook creates new files continually
                     _foreign[code.co_filename] = foreign
             if not foreign:

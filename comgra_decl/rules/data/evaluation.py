@@ -21,6 +21,7 @@ from comgra_decl.rules.api import (
     SlotTable,
     Window,
     computed_from_targets,
+    keeps_statistics,
     per_run,
 )
 
@@ -59,6 +60,9 @@ class EvaluationGap(SlotRule):
         "than `factor` times its value in training, or less than 1 / `factor` times that value. "
         "This must hold relative to the recorded training steps both before and after the "
         "evaluation, because a value between the two may simply reflect the progress of training. "
+        "Values that are smaller in evaluation count only for inputs and for models with running "
+        "statistics (BatchNorm, InstanceNorm), because the noise of dropout, which can be applied "
+        "by a function, is missing in evaluation. "
         "An evaluation is ignored if the logarithm of the factor has fallen by "
         f"{1 - _CATCHES_UP:.0%} since the previous one: the running statistics of BatchNorm start "
         "at 0 and 1 and take time to catch up."
@@ -121,7 +125,9 @@ class EvaluationGap(SlotRule):
         return self._off(ratio, ratio)[0], ratio
 
     def _judge(self, evaluation: _Evaluation, after: NDArray[np.float64]) -> None:
-        hit, factor = self._off(evaluation.ratio, _divided(evaluation.spread, after))
+        later = _divided(evaluation.spread, after)
+        hit, factor = self._off(evaluation.ratio, later)
+        hit &= (later > 1) | self._has_no_noise(evaluation.at)
         before = self._factor.look(evaluation.at, factor[None])[0]
         hit &= ~(np.log(factor) < _CATCHES_UP * np.log(before))
         self._judged += 1
@@ -132,6 +138,14 @@ class EvaluationGap(SlotRule):
             present=evaluation.there[None],
             evidence=factor[None],
         )
+
+    def _has_no_noise(self, at: Slots) -> Bools:
+        """Returns where a smaller spread in evaluation cannot be explained by dropout."""
+        modules = self.scene.documents.get("modules") or []
+        if any(map(keeps_statistics, modules)):
+            return np.ones(len(at), np.bool_)
+        infos = self.scene.table.infos
+        return np.array([infos[slot].kind == "input" for slot in at.tolist()], np.bool_)
 
     def _off(
         self, before: NDArray[np.float64], after: NDArray[np.float64]

@@ -42,7 +42,9 @@ class SingleClass(SlotRule):
         "For `patience` records in a row, all targets in a batch of at least "
         f"{ClassCounts.fewest} samples have the same value. In a hand-written loss, an operand "
         "counts as a target only if it contains integers. Class 0 is ignored if no model "
-        "returned the prediction: in contrastive losses, the first similarity is the correct one."
+        "returned the prediction: in contrastive losses, the first similarity is the correct one. "
+        "Several losses in a step that each have a single class, but not all the same one, are not "
+        "reported either: in adversarial training, a batch is real or generated."
     )
     source = (
         "The labels 0, 0, 0, 0, 0 of the frozen ResNet in the book chapter 'Debugging: Visualizing "
@@ -66,8 +68,11 @@ class SingleClass(SlotRule):
         pairs = {slot for slot, call in calls.items() if call.prediction_key is not None}
         known = np.array([slot not in doubtful for slot in at.tolist()], np.bool_)
         first = np.array([slot in pairs for slot in at.tolist()], np.bool_)
-        zero = window.read("mean", at) == 0
-        return (deviation == 0) & known & ~(zero & first), np.asarray(deviation)
+        mean = window.read("mean", at)
+        single = (deviation == 0) & known
+        classes = np.where(single, mean, np.nan)
+        one = ~(np.fmax.reduce(classes, 1) > np.fmin.reduce(classes, 1)) if len(at) else True
+        return single & ~((mean == 0) & first) & np.reshape(one, (-1, 1)), np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Finding, Fraction, Place, Rule, RuleParameters, Scene
-
-_STATISTICS = "BatchNorm", "InstanceNorm"
+from comgra_decl.rules.api import (
+    Finding,
+    Fraction,
+    Place,
+    Rule,
+    RuleParameters,
+    Scene,
+    keeps_statistics,
+)
 
 
 class MomentumParameters(RuleParameters):
@@ -35,8 +41,11 @@ class BatchNormMomentum(Rule):
         for module in scene.documents.get("modules") or []:
             settings = module.get("settings") or {}
             momentum = settings.get("momentum")
-            is_norm = any(name in str(module.get("class")) for name in _STATISTICS)
-            if not is_norm or isinstance(momentum, bool) or not isinstance(momentum, (int, float)):
+            if (
+                not keeps_statistics(module)
+                or isinstance(momentum, bool)
+                or not isinstance(momentum, (int, float))
+            ):
                 continue
             if settings.get("track_running_stats") and momentum > self.parameters.largest:
                 found.append((str(module["node"]), float(momentum)))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from comgra_decl.rules.api import Finding, Patient, Rule, Scene, SlotTable, Window, per_run
 
 _NAMES = ("mean", "std", "l2", "min", "max")
+
+
+class _Entry(NamedTuple):
+    outputs: list[int]  # slots of its outputs, one per call
+    container: list[int]  # slots of the outputs of the module that contains the list
 
 
 class SharedModule(Rule):
@@ -15,11 +23,11 @@ class SharedModule(Rule):
     name = "shared_module"
     certainty = 0.75
     definition = (
-        "An entry of a ModuleList or ModuleDict is called several times in a step, and in "
-        "`patience` records, all of its calls return tensors with exactly the same statistics. "
-        "The calls then have the same input, as if the entry were several modules: the list "
-        "contains the same object more than once, as `[layer] * 4` does. Layers that are shared on "
-        "purpose receive different inputs."
+        "An entry of a ModuleList or ModuleDict is called several times while the module that "
+        "contains the list is called once, and in `patience` records, all of these calls return "
+        "tensors with exactly the same statistics. The calls then have the same input, as if the "
+        "entry were several modules: the list contains the same object more than once, as "
+        "`[layer] * 4` does. Layers that are shared on purpose receive different inputs."
     )
     source = "In Python, the list `[x] * n` contains the same object n times. Our own definition."
     advice = (
@@ -31,35 +39,36 @@ class SharedModule(Rule):
     _same: dict[str, int] = per_run(dict)  # number of records, by node
     _first: dict[str, int] = per_run(dict)
     _other: set[str] = per_run(set)  # nodes whose calls differed
-    _known: tuple[SlotTable, dict[str, list[int]]] | None = None
+    _known: tuple[SlotTable, dict[str, _Entry]] | None = None
 
     def look(self, window: Window) -> None:
         """Compares the calls of each module in a list."""
         if self._known is None or self._known[0] is not window.table:
             self._known = window.table, _calls(self.scene, window.table)
         names = [name for name in _NAMES if window.has(name)]
-        for node, slots in self._known[1].items() if names else ():
+        for node, entry in self._known[1].items() if names else ():
             if node in self._other:
                 continue
-            at = np.array(slots)
-            there = window.present[:, at]
+            at = np.array(entry.outputs)
             values = np.stack([window.read(name, at) for name in names], -1)
-            first = values[:, :1]
-            alike = ((values == first).all(-1) | ~there).all(1)
-            several = there.sum(1) > 1
-            if (several & ~alike).any():
-                self._other.add(node)
-                continue
-            for step in window.steps[several].tolist():
+            contained = window.present[:, np.array(entry.container, np.int64)].sum(1)
+            for row, there in enumerate(window.present[:, at]):
+                calls, of_container = int(there.sum()), max(1, int(contained[row]))
+                if calls <= of_container or calls % of_container:
+                    continue
+                groups = values[row][there].reshape(of_container, -1, len(names))
+                if not (groups == groups[:, :1]).all():
+                    self._other.add(node)
+                    break
                 self._same[node] = self._same.get(node, 0) + 1
-                self._first.setdefault(node, step)
+                self._first.setdefault(node, int(window.steps[row]))
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such module."""
         for node, records in self._same.items():
             if node in self._other or records < self.parameters.patience:
                 continue
-            calls = _calls(scene, scene.table)[node]
+            calls = _calls(scene, scene.table)[node].outputs
             return [
                 self.finding(
                     scene,
@@ -78,17 +87,25 @@ class SharedModule(Rule):
         return None if scene.records else "it needs training records"
 
 
-def _calls(scene: Scene, table: SlotTable) -> dict[str, list[int]]:
-    """Returns the outputs of all calls of each module in a list that is called several times."""
-    modules = scene.documents.get("modules") or []
-    classes = {str(m["path"]): str(m["class"]) for m in modules}
-    listed = {
-        str(m["node"])
-        for m in modules
-        if classes.get(str(m["path"]).rpartition(".")[0]) in ("ModuleList", "ModuleDict")
-    }
-    found: dict[str, list[int]] = {}
+def _calls(scene: Scene, table: SlotTable) -> dict[str, _Entry]:
+    """Returns the entries of lists that are called several times, by node."""
+    outputs: dict[str, list[int]] = {}
     for info in table.infos:
-        if info.key.node in listed and (info.key.role, info.key.pass_) == ("output", "forward"):
-            found.setdefault(info.key.node, []).append(info.id)
-    return {node: at for node, at in found.items() if len(at) > 1}
+        if (info.key.role, info.key.pass_) == ("output", "forward"):
+            outputs.setdefault(info.key.node, []).append(info.id)
+    found: dict[str, _Entry] = {}
+    by_path: dict[str, Mapping[str, Any]] = {}  # of one model, which comes before its modules
+    for module in scene.documents.get("modules") or []:
+        path, node = str(module["path"]), str(module["node"])
+        if not path:
+            by_path = {}
+        by_path[path] = module
+        above = path.rpartition(".")[0]
+        is_entry = by_path.get(above, {}).get("class") in ("ModuleList", "ModuleDict")
+        if not path or not is_entry or len(outputs.get(node, ())) < 2:
+            continue
+        while above and str(by_path[above]["node"]) not in outputs:
+            above = above.rpartition(".")[0]
+        container = str(by_path[above]["node"]) if above in by_path else ""
+        found[node] = _Entry(outputs[node], outputs.get(container, []))
+    return found
