@@ -86,7 +86,7 @@ class Look(PreparedColumn):
 
     def __init__(self, *objects: Any, **params: Any) -> None:
         self._roots: WeakSet[Any] = WeakSet()
-        super().__init__(*objects, **params)  # type: ignore[no-untyped-call]
+        super().__init__(*objects, **params)
 
     @contextmanager
     def building(self) -> Iterator[None]:
@@ -94,7 +94,7 @@ class Look(PreparedColumn):
         documents = {root.document for root in self._roots} - {None}
         with block_comm(), resolving_once(*documents):
             yield
-        pn.io.push_notebook(self)  # type: ignore[no-untyped-call]
+        pn.io.push_notebook(self)
 
     def prepare(self, root: Any) -> None:
         """Embeds Panel's style sheets in the page, unless a Panel server sends them."""

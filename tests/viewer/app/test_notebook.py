@@ -17,7 +17,7 @@ from bokeh.document import Document
 from bokeh.document.models import DocumentModelManager
 from bokeh.events import RangesUpdate
 from bokeh.models import Plot
-from pyviz_comms import Comm
+from pyviz_comms import Comm  # type: ignore[import-untyped]
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run, open_run
@@ -110,7 +110,9 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Document]:
     search = DocumentModelManager.recompute
 
     def counted(models: DocumentModelManager) -> None:
-        made.append(models._document())
+        document = models._document()
+        assert document is not None
+        made.append(document)
         search(models)
 
     monkeypatch.setattr(DocumentModelManager, "recompute", counted)
@@ -126,7 +128,8 @@ def test_a_section_that_is_opened_is_searched_for_models_once(
     searches.clear()
     tabs = next(part for part in shown.select(HtmlView) if "kpis" in part.tokens)
     tabs.on_browser_message({"send": "kpis"})
-    drawn = [f for f in document.select({"type": Plot}) if f.title.text == "loss"]
+    plots: list[Any] = [*document.select({"type": Plot})]
+    drawn = [plot for plot in plots if plot.title.text == "loss"]
     lengths = [len(line.data_source.data["x"]) for line in drawn[-1].renderers]
     kpis = run.kpis()
     assert kpis[(kpis["name"] == "loss") & (kpis["type"] == "train")].shape[0] in lengths
