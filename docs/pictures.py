@@ -150,7 +150,7 @@ def photograph(page: Page, address: str, name: str) -> None:
     page.set_viewport_size(size)  # type: ignore[arg-type]
     page.emulate_media(color_scheme="dark" if name in DARK else "light")
     page.goto(f"{address}?{urlencode(PICTURES[name], doseq=True)}")
-    page.locator(".node.selected").first.wait_for(timeout=PATIENCE)
+    page.locator('[role="tab"][aria-selected="true"]').wait_for(timeout=PATIENCE)
     for button in CLICKS.get(name, ()):
         page.get_by_role("button", name=button, exact=True).click()
         page.wait_for_timeout(1000)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from os import PathLike
 from typing import IO, Any
+from weakref import WeakSet
 
 import numpy as np
 import panel as pn
 from bokeh.models import ImportedStyleSheet, InlineStyleSheet
 from bokeh.models.ui.ui_element import UIElement
 from bokeh.resources import INLINE
+from panel.io.notebook import block_comm
 from panel.io.resources import CDN_DIST, DIST_DIR
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, shown
@@ -24,7 +27,7 @@ from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.panel_private import PreparedColumn, extension_is_loaded
 from comgra_decl.viewer.panes.base import Pane
-from comgra_decl.viewer.screen import Screen
+from comgra_decl.viewer.screen import Screen, resolving_once
 from comgra_decl.viewer.state import SECTIONS
 
 _FIELDS = {
@@ -81,8 +84,21 @@ class Look(PreparedColumn):
     Without a server, Panel would load its style sheets from a CDN, so they are embedded here.
     """
 
+    def __init__(self, *objects: Any, **params: Any) -> None:
+        self._roots: WeakSet[Any] = WeakSet()
+        super().__init__(*objects, **params)
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """Sends a section that is created within as one message, wherever this part is shown."""
+        documents = {root.document for root in self._roots} - {None}
+        with block_comm(), resolving_once(*documents):
+            yield
+        pn.io.push_notebook(self)
+
     def prepare(self, root: Any) -> None:
         """Embeds Panel's style sheets in the page, unless a Panel server sends them."""
+        self._roots.add(root)
         if root.document is not None and root.document.session_context is not None:
             return
         for model in root.select({"type": UIElement}):
@@ -165,6 +181,7 @@ def look(
         sizing_mode="stretch_width",
         margin=0,
     )
+    screen.building = page.building
     pn.state.onload(screen.start)  # runs immediately if no page is loading
     return page
 
@@ -232,13 +249,16 @@ def _text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+def in_notebook() -> bool:
+    """Returns whether this program is the kernel of a notebook."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
+
+
 def _load_panel() -> None:
     """Loads Panel's bundled files into a notebook, which would otherwise draw nothing.
 
-    Loads them only in a Jupyter kernel, and only if the notebook has not loaded them already.
+    Leaves them alone if the notebook has loaded them already.
     """
-    shell = sys.modules.get("IPython")
-    if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:
-        return
-    if not extension_is_loaded():
+    if in_notebook() and not extension_is_loaded():
         pn.extension(inline=True)

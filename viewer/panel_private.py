@@ -36,7 +36,7 @@ PRIVATE = {
 
 PRIVATE_ATTRIBUTES = {
     "_in_process__events": "components: read if present",
-    "_loaded": "`pn.extension`: read if present",
+    "_loaded": "`pn.extension` and `hv.extension`: read if present",
     "_login_template": "`BasicLoginHandler` and `BasicAuthProvider`: required",
     "_http": "Bokeh's server: required",
     "_tornado": "Bokeh's server: required",
@@ -177,6 +177,6 @@ def guard(
     server._http.request_callback = make_gate(server._tornado)  # noqa: SLF001 - see module docstring
 
 
-def extension_is_loaded() -> bool:
-    """Returns whether `pn.extension()` has run; True if this Panel version does not reveal it."""
-    return bool(getattr(pn.extension, "_loaded", True))
+def extension_is_loaded(extension: Any = pn.extension) -> bool:
+    """Returns whether `pn.extension` or `hv.extension` has run; True if this is not revealed."""
+    return bool(getattr(extension, "_loaded", True))

@@ -25,8 +25,9 @@ from comgra_decl.viewer.model.distribution import cumulative, quantile
 from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of
 from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.series import smoothed
-from comgra_decl.viewer.notebook import Look
+from comgra_decl.viewer.notebook import Look, in_notebook
 from comgra_decl.viewer.palette import BLUE, LINES, SCALE, signed_faded
+from comgra_decl.viewer.panel_private import extension_is_loaded
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
@@ -51,6 +52,8 @@ def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
     use("bokeh")
     if find_spec("matplotlib") is not None:  # an element gets its image style when it is created
         use("matplotlib")
+    if in_notebook() and not extension_is_loaded(hv.extension):
+        hv.extension("bokeh", inline=True, logo=False)  # a cell would show the element as text
     if isinstance(recorded, Group):
         return GroupPlots(recorded)
     return SlotPlots(recorded) if isinstance(recorded, Slot) else RunPlots(recorded)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import panel as pn
+from bokeh.document import Document
 
 from comgra_decl.viewer.components.urlsync import UrlSync
 from comgra_decl.viewer.custom import ViewsFile
@@ -25,7 +27,7 @@ from comgra_decl.viewer.panes.steps import StepsPane
 from comgra_decl.viewer.panes.strip import StripPane
 from comgra_decl.viewer.sections import sections
 from comgra_decl.viewer.state import HIDDEN, SECTIONS, ViewState
-from comgra_decl.viewer.style import PRINTED
+from comgra_decl.viewer.style import FITTED, PRINTED
 
 _FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
 _HEIGHTS = {False: "clamp(206px, 34vh - 30px, 460px)", True: "clamp(328px, 34vh - 30px, 560px)"}
@@ -47,6 +49,7 @@ class Screen:
     """The panes and their layout. Reads the state but never changes it.
 
     A page places `head`, `side` and `main`. `ready` is True once the browser may send messages.
+    `building` is entered while a section is shown for the first time.
 
     Args:
         act: Changes the selection; see `Dashboard.change`.
@@ -67,6 +70,7 @@ class Screen:
     ) -> None:
         self._act, self._state = act, state
         self.ready = False
+        self.building: Callable[[], AbstractContextManager[None]] = _building_on_page
         self.strip = StripPane(act)
         self.graph = GraphPane(self._select)
         self.graph.on_fit(self._size_graph)
@@ -92,7 +96,7 @@ class Screen:
             self.steps.panel, self.tabs,
             *(section.holder for section in self.sections.values()),
             sizing_mode="stretch_both", margin=0, visible=False, styles=_FILL,
-            stylesheets=[PRINTED],
+            stylesheets=[PRINTED, FITTED],
         )  # fmt: skip
         self.main = pn.Column(
             self.banner, self.notice, self.workspace, self.url, self.files.view,
@@ -139,6 +143,11 @@ class Screen:
             names = frozenset(self._state.param)
             self.notice.visible = False
             self.workspace.visible = self.keys.visible = True
+        new = not self.sections[self._state.section].panes
+        with self.building() if new else nullcontext():
+            self._draw(names, shown)
+
+    def _draw(self, names: frozenset[str], shown: Shown) -> None:
         if "section" in names:
             self._show_section()
         if names & {"section", "run", "revision", "looked"}:
@@ -217,6 +226,29 @@ class Screen:
         """Removes the error above the page."""
         if self.banner.visible:
             self.banner.visible = False
+
+
+@contextmanager
+def resolving_once(*documents: Document) -> Iterator[None]:
+    """Finds the models of documents once at the end rather than after each model that is added.
+
+    Bokeh searches all models of the page each time, so ten new figures would take seconds.
+    """
+    problem: BaseException | None = None
+    with ExitStack() as frozen:
+        for document in documents:
+            frozen.enter_context(document.models.freeze())
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - after an error, Bokeh would stay frozen
+            problem = error
+    if problem is not None:
+        raise problem
+
+
+def _building_on_page() -> AbstractContextManager[None]:
+    document = pn.state.curdoc
+    return nullcontext() if document is None else resolving_once(document)
 
 
 def _panes(screen: Screen) -> Iterable[Pane]:

@@ -27,7 +27,7 @@ from comgra_decl.viewer.panes.series import SeriesPane
 from comgra_decl.viewer.panes.sheet import SheetPane
 from comgra_decl.viewer.panes.statistics import StatisticsPane
 from comgra_decl.viewer.panes.values import ValuesPane
-from comgra_decl.viewer.style import PRINTED
+from comgra_decl.viewer.style import FITTED, PRINTED
 
 _GRID = """
 :host {
@@ -44,7 +44,7 @@ _GRID = """
 .pane { min-height: 0; min-width: 0; }
 .scroll-button { display: none !important; } /* Panel's button would occupy a cell */
 .statistics-cell { contain: size; grid-row: 1 / span 2; overflow: auto; }
-@media (max-width: 1450px) {
+@container (max-width: 1210px) {
   :host {
     flex: 1 0 600px !important;
     grid-auto-flow: column;
@@ -53,13 +53,14 @@ _GRID = """
   }
   .statistics-cell { grid-row: 1 / span 3; }
 }
-@media (max-width: 900px) {
+@container (max-width: 900px) {
   :host {
     flex: 0 0 auto !important;
     grid-template-columns: minmax(0, 1fr) minmax(0, 1fr);
     grid-template-rows: auto repeat(3, 220px);
   }
-  .statistics-cell { contain: none; grid-column: 1 / span 2; grid-row: 1; }
+  .statistics-cell { contain: none; grid-column: 1 / span 2; grid-row: 1; overflow: visible; }
+  .statistics-cell { flex: none !important; height: auto !important; min-height: auto; }
 }
 """
 
@@ -73,22 +74,31 @@ _OVERVIEW_GRID = """
 .facts { contain: size; overflow: auto; }
 .pane { min-height: 0; min-width: 0; }
 .scroll-button { display: none !important; }
-@media (max-width: 900px) {
+@container (max-width: 900px) {
   :host {
     flex: 0 0 auto !important; grid-template-columns: minmax(0, 1fr);
     grid-template-rows: 350px 350px 270px auto;
   }
-  .facts { contain: none; }
+  .facts { contain: none; overflow: visible; }
+  .facts { flex: none !important; height: auto !important; min-height: auto; }
 }
 """
+
+_WHOLE = """
+@container (max-width: 900px) {
+  .bk-panel-models-esm-ReactiveESM { flex: none !important; height: auto !important; }
+}
+"""
+"""In a narrow section, a table has its own row, which is as high as the table."""
 
 _FILLED = """
 :host { flex: 1 0 240px !important; height: auto !important; min-height: 0; }
 .pane { min-height: 0; min-width: 0; }
 """
 
-PRINTED_SECTION = (
+_SECTION_CSS = (
     PRINTED
+    + FITTED
     + """
 @media print { :host([style*="display: none"]) { display: none !important; } }
 """
@@ -107,7 +117,7 @@ class Section:
         self.panes: list[Pane] = []
         self._stale: set[str] = set()
         self.holder = pn.Column(
-            visible=False, sizing_mode="stretch_both", margin=0, stylesheets=[PRINTED_SECTION],
+            visible=False, sizing_mode="stretch_both", margin=0, stylesheets=[_SECTION_CSS],
             styles={"flex": "1 1 0", "min-height": "0", "overflow": "hidden auto"},
         )  # fmt: skip
 
@@ -181,6 +191,7 @@ def _overview(act: Act) -> tuple[list[Pane], Any]:
     panes: list[Pane] = [OverviewPane(act, place=place, x_range=x_range) for place in (0, 1)]
     panes += [KpisPane(act, most=1), FactsPane(act)]
     panes[-1].panel.css_classes = ["pane", "facts"]
+    panes[-1].panel.stylesheets = [_WHOLE]
     row = pn.Column(
         *(pane.panel for pane in panes), sizing_mode="stretch_both", margin=0,
         stylesheets=[_OVERVIEW_GRID],
@@ -197,6 +208,7 @@ def _inspect(act: Act) -> tuple[list[Pane], Any]:
         panes.append(DistributionPane(act, place=place, x_range=x_range))
         panes.append(ValuesPane(act, place=place))
     panes[0].panel.css_classes = ["pane", "statistics-cell"]
+    panes[0].panel.stylesheets = [_WHOLE]
     grid = pn.Column(
         *(pane.panel for pane in panes), sizing_mode="stretch_both", margin=0, stylesheets=[_GRID]
     )

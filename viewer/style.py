@@ -14,4 +14,7 @@ PRINTED = """
 """
 """Style sheet of the page's columns, which do not scroll when printed."""
 
+FITTED = ":host { container-type: inline-size; }"
+"""Style sheet of what fits its layout to its own width, which in a notebook is not the window's."""
+
 CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")

@@ -56,7 +56,7 @@ _GRID = """
   grid-template-columns: 190px minmax(220px, 3fr) minmax(280px, 3fr) minmax(260px, 3fr);
   grid-template-rows: minmax(0, 1fr);
 }
-@media (max-width: 1450px) {
+@container (max-width: 1210px) {
   :host {
     grid-template-columns: 170px minmax(0, 1fr) minmax(0, 1fr);
     grid-template-rows: minmax(300px, 1fr) minmax(240px, 1fr); min-height: 570px; row-gap: 12px;
@@ -64,7 +64,7 @@ _GRID = """
   .choices { grid-row: 1 / span 2; }
   .nodes { grid-column: 2 / span 2; }
 }
-@media (max-width: 900px) {
+@container (max-width: 900px) {
   :host {
     grid-template-columns: 170px minmax(0, 1fr);
     grid-template-rows: minmax(300px, 1fr) 320px 320px; min-height: 960px;

@@ -164,7 +164,7 @@ class Frame:
         """Calls `callback` when the user zooms this figure or one that shares its x axis."""
         zoomed = False
 
-        def notify() -> None:
+        def notify(_event: object) -> None:  # with an argument, as notebooks require
             nonlocal zoomed
             zoomed = self.window is not None
             with pn.io.hold():
@@ -172,7 +172,7 @@ class Frame:
 
         def back(_attr: str, _old: object, _new: object) -> None:
             if zoomed and self.window is None:
-                notify()
+                notify(None)
 
         self.figure.on_event(RangesUpdate, notify)
         for end in ("start", "end"):  # a double click in any figure resets all

@@ -31,7 +31,7 @@ _GRID = """
 .choices { contain: size; grid-row: 1 / span 2; min-height: 0; overflow: auto; }
 .table { contain: size; grid-column: 2 / span 3; min-height: 0; min-width: 0; }
 .scroll-button { display: none !important; }
-@media (max-width: 1450px) {
+@container (max-width: 1210px) {
   :host {
     grid-template-columns: 170px repeat(2, minmax(0, 1fr));
     grid-template-rows: minmax(200px, 1fr) 270px 290px; min-height: 790px;
@@ -40,7 +40,7 @@ _GRID = """
   .table { grid-column: 2 / span 2; }
   .trials { grid-column: 2 / span 2; }
 }
-@media (max-width: 900px) {
+@container (max-width: 900px) {
   :host {
     grid-template-columns: minmax(0, 1fr); grid-template-rows: 250px auto 250px 250px 270px;
     min-height: 1300px;
@@ -50,7 +50,7 @@ _GRID = """
 }
 """
 _ROW = """
-@media (max-width: 900px) {
+@container (max-width: 900px) {
   section { display: grid; gap: 0 12px; grid-template-columns: repeat(3, minmax(0, 1fr)); }
   h2 { grid-column: 1 / -1; }
 }

@@ -34,7 +34,7 @@ _GRID = """
   grid-template-columns: 190px minmax(220px, 2fr) minmax(320px, 3fr);
   grid-template-rows: minmax(0, 1fr);
 }
-@media (max-width: 900px) {
+@container (max-width: 900px) {
   :host {
     grid-template-columns: 170px minmax(0, 1fr);
     grid-template-rows: minmax(280px, 1fr) minmax(260px, 1fr); min-height: 560px; row-gap: 12px;

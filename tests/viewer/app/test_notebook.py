@@ -10,13 +10,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import panel as pn
 import pytest
 from bokeh.core.json_encoder import serialize_json
 from bokeh.document import Document
+from bokeh.document.models import DocumentModelManager
+from bokeh.events import RangesUpdate
+from bokeh.models import Plot
+from pyviz_comms import Comm  # type: ignore[import-untyped]
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run, open_run
 from comgra_decl.viewer.components.base import Component
+from comgra_decl.viewer.components.htmlview import HtmlView
+from comgra_decl.viewer.panes.base import Pane
+from comgra_decl.viewer.panes.series import SeriesPane
+from comgra_decl.viewer.screen import resolving_once
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.fake_run import FakeRun
 from tests.support.shortened import shortened
@@ -83,6 +92,59 @@ def test_a_run_without_records_says_so(tmp_path: Path) -> None:
     assert any("record" in getattr(part, "html", "") for part in shown.objects)
 
 
+def test_zooming_in_a_notebook_redraws_the_pane(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    redrawn: list[Pane] = []
+    monkeypatch.setattr(Pane, "again", lambda pane: redrawn.append(pane))
+    shown: Any = run.view("series", node="head")
+    document = Document()
+    document.add_root(shown.get_root(document, Comm()))  # as a cell does
+    plot: Any = document.select_one({"type": Plot})
+    plot._trigger_event(RangesUpdate(plot, x0=2.5, x1=5.5, y0=0, y1=1))
+    assert [type(pane) for pane in redrawn] == [SeriesPane]
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[Document]:
+    """The searches of a whole document for its models, which take 0.3 s for a page."""
+    made: list[Document] = []
+    search = DocumentModelManager.recompute
+
+    def counted(models: DocumentModelManager) -> None:
+        document = models._document()
+        assert document is not None
+        made.append(document)
+        search(models)
+
+    monkeypatch.setattr(DocumentModelManager, "recompute", counted)
+    return made
+
+
+def test_a_section_that_is_opened_is_searched_for_models_once(
+    run: Run, searches: list[Document]
+) -> None:
+    shown: Any = run.view(node="head")
+    document = Document()
+    document.add_root(shown.get_root(document))
+    searches.clear()
+    tabs = next(part for part in shown.select(HtmlView) if "kpis" in part.tokens)
+    tabs.on_browser_message({"send": "kpis"})
+    plots: list[Any] = [*document.select({"type": Plot})]
+    drawn = [plot for plot in plots if plot.title.text == "loss"]
+    lengths = [len(line.data_source.data["x"]) for line in drawn[-1].renderers]
+    kpis = run.kpis()
+    assert kpis[(kpis["name"] == "loss") & (kpis["type"] == "train")].shape[0] in lengths
+    assert len(searches) == 1
+
+
+def test_a_section_that_fails_leaves_no_document_frozen(searches: list[Document]) -> None:
+    document = Document()
+    with pytest.raises(ZeroDivisionError), resolving_once(document):
+        raise ZeroDivisionError
+    searches.clear()
+    document.models.invalidate()
+    assert searches == [document]
+
+
 @pytest.mark.browser
 def test_a_click_in_a_pane_of_its_own_answers(
     run: Run, serve: Callable[..., str], page: Any
@@ -107,6 +169,20 @@ def test_the_whole_viewer_works_inside_another_page_and_leaves_its_address_alone
     page.locator('[data-send="modules"]').click(timeout=PATIENCE)
     expect(page.locator("table.modules")).to_be_visible(timeout=PATIENCE)
     assert page.url == f"{address}?mine=1"
+
+
+@pytest.mark.browser
+def test_the_layout_fits_the_cell_of_a_notebook_rather_than_the_window(
+    run: Run, serve: Callable[..., str], page: Any
+) -> None:
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    page.goto(serve(lambda: pn.Column(run.view("inspect", node="head"), width=760)))
+    table, figure = page.locator("table.stats"), page.locator(".bk-Figure").first
+    table.wait_for(timeout=PATIENCE)
+    page.wait_for_function("() => Bokeh.documents[0].is_idle")
+    below, above = figure.bounding_box(), table.bounding_box()
+    assert below["y"] >= above["y"] + above["height"] > above["y"] + 100
+    assert below["width"] > 300
 
 
 def menu(page: Any) -> list[str]:
@@ -143,7 +219,7 @@ def test_a_saved_pane_needs_nothing_but_its_file(
     assert said == []
 
 
-def test_a_notebook_shows_the_viewer_as_the_last_line_of_a_cell(fake: FakeRun) -> None:
+def test_a_notebook_shows_the_viewer_and_plots_as_the_last_line_of_a_cell(fake: FakeRun) -> None:
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
@@ -151,13 +227,14 @@ def test_a_notebook_shows_the_viewer_as_the_last_line_of_a_cell(fake: FakeRun) -
         f"import comgra_decl as comgra\nrun = comgra.open_run({str(fake.path)!r})\nrun",
         "run.view('graph', node='head')",
         "run.view()",
+        "run.plot.series('head', 'mean')",  # without `hv.extension`
     ]
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "python3"}
     nbclient.NotebookClient(book, timeout=120).execute()
-    facts, graph, whole = (cell.outputs for cell in book.cells)
+    facts, graph, whole, plot = (cell.outputs for cell in book.cells)
     assert "Run group/small" in facts[-1]["data"]["text/html"]
-    for outputs in (graph, whole):
+    for outputs in (graph, whole, plot):
         assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
         assert "Bokeh" in outputs[-1]["data"]["text/html"]
     loaded = "".join(str(o.get("data", {})) for o in graph)

@@ -35,6 +35,8 @@ CUT_OFF = """() => {
 }"""
 """Finds what extends beyond the right edge and cannot be scrolled to."""
 
+EXTENT = "e => { const box = e.getBoundingClientRect(); return [box.top, box.bottom]; }"
+
 
 @pytest.fixture
 def opened(viewer: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,6 +53,16 @@ def test_nothing_is_cut_off_in_a_narrow_window(opened: Callable[..., Any]) -> No
     for name in ("Overview", "Run"):  # every tab can still be reached
         page.get_by_role("tab", name=name, exact=True).click()
     page.locator("table.entries").wait_for()
+
+
+def test_a_narrow_section_shows_its_table_above_its_figures(opened: Callable[..., Any]) -> None:
+    page = opened("?run=pair/new&section=inspect&node=embed&step=4")
+    for section, table in [("inspect", "table.stats"), ("overview", ".facts table")]:
+        turn_to(page, section)
+        top, bottom = page.locator(table).first.evaluate(EXTENT)
+        figures = [figure.evaluate(EXTENT) for figure in page.locator(".bk-Figure:visible").all()]
+        assert bottom - top > 100, section
+        assert all(end <= top or begin >= bottom for begin, end in figures), section
 
 
 def test_the_sidebar_folds_and_opens_over_the_page(opened: Callable[..., Any]) -> None:
