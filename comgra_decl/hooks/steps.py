@@ -404,7 +404,8 @@ class Steps:
                     "option has no effect on multiple ranks, which must record the same steps"
                 )
             return
-        steps = self._declared.agenda.alarm(self._state.number)
+        # A manual update is seen in the next backward pass, too late to record that step.
+        steps = self._declared.agenda.alarm(self._state.number + self._begun_unseen)
         if steps is not None:
             self._quiet = -math.inf
             text = f"schedule.sudden: {reason}; steps {steps[0]} to {steps[1]} are recorded"

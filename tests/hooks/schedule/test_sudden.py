@@ -129,3 +129,23 @@ def test_several_ranks_are_told_that_they_record_no_further_steps(
     assert steps == [0, 1]
     (note,) = [text for text in notes if "schedule.sudden" in text]
     assert "no effect on multiple ranks" in note
+
+
+def test_the_steps_that_a_note_announces_are_recorded_without_an_optimizer(tmp_path: Path) -> None:
+    """A manual update is seen in the next backward pass, when the next step has begun."""
+    weight = torch.nn.Linear(2, 1)
+    spec = {"schedule": {"first": 2, "every": None, "sudden": 3}, "graph": False}
+    with comgra.trace(spec, root=tmp_path) as session:
+        for step in range(40):
+            weight.zero_grad()
+            out = weight(torch.full((4, 2), 1e6 if step == 30 else 1.0))
+            torch.nn.functional.mse_loss(out, torch.zeros(4, 1)).backward()
+            with torch.no_grad():
+                for parameter in weight.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(1e-13 * parameter.grad)
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    (text,) = [t for t in run.notes().text if t.startswith("schedule.sudden")]
+    assert text.endswith("steps 32 to 34 are recorded")
+    assert [*run.steps] == [0, 1, 32, 33, 34]
