@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -396,7 +397,7 @@ def complete(verdict: Verdict, entry: Entry, run: Any, oracle: Oracle) -> None:
     steps = len(oracle.steps) if entry.steps != "backward" else oracle.updates
     trained = sorted(set(run.steps.tolist()))
     verdict.facts |= {"steps": steps, "records": len(trained), "series": len(run.slots)}
-    wanted = scheduled(steps)
+    wanted = sorted({*scheduled(steps), *_sudden(run, steps)})
     records.check(trained == wanted, _sequence("train records", trained, wanted))
     _evaluations(records, verdict, run, oracle, entry)
     _modules(verdict, entry, run, names, oracle)
@@ -407,6 +408,15 @@ def complete(verdict: Verdict, entry: Entry, run: Any, oracle: Oracle) -> None:
         _gradients(verdict, run, oracle, names)
         _losses(verdict, run, oracle)
     _graph(verdict, entry, run, oracle, names)
+
+
+def _sudden(run: Any, steps: int) -> list[int]:
+    """Return the steps that a run says it recorded because the loss had jumped."""
+    found = (
+        re.search(r"schedule\.sudden: .* steps (\d+) to (\d+) are", t) for t in run.notes().text
+    )
+    spans = (range(int(match[1]), int(match[2]) + 1) for match in found if match)
+    return [step for span in spans for step in span if step < steps]
 
 
 def _sequence(what: str, seen: list[int], wanted: list[int]) -> str:
@@ -795,7 +805,7 @@ def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs:
     if not folders or not oracles:
         return verdict
     opened = [comgra.open_run(folder) for folder in folders]
-    if entry.runs > 1 and len(oracles) != entry.runs:  # several training runs in one process
+    if entry.runs > 1 and len(watched.processes) == 1:  # several training runs in one process
         _several(verdict, entry, opened, oracles, traced)
         return verdict
     opened.sort(key=lambda run: -len(run.records))
