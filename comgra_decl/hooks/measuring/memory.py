@@ -188,7 +188,8 @@ class MemoryUse(Measurement):
         """Count the memory at the end of a call."""
         after, step = _allocated(), self._step
         if entered.allocated is not None and after is not None:
-            step.of(entered.number).allocated += max(after - entered.allocated, 0)
+            use = step.of(entered.number)
+            use.allocated += max(after - entered.allocated, 0)
             self._device = max(self._device, after)
         if not here.stack:
             step.subtract()

@@ -88,7 +88,8 @@ class StepUse:
             held = self.of(number)
             held.peak = max(held.peak, live)
         if storage.chain:
-            self.of(storage.chain[-1]).activations_self += storage.size
+            innermost = self.of(storage.chain[-1])
+            innermost.activations_self += storage.size
 
     def subtract(self) -> None:
         """Subtract what autograd has dropped since the last call."""
