@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -191,7 +192,7 @@ class _Perturbed:
         self._before, self._scale = before, float(before.std())
         found: dict[str, Any] = {"output": [*before.shape]}
         experiments: dict[str, Callable[[], Any]] = {
-            "mixes": self._mixes,
+            "mixes": lambda: self._mixing,
             "ignored": self._ignored,
             "ahead": self._ahead,
             "order": self._order,
@@ -210,7 +211,8 @@ class _Perturbed:
 
     # -- experiments -----------------------------------------------------------------------------
 
-    def _mixes(self) -> float | None:
+    @cached_property
+    def _mixing(self) -> float | None:
         """Replace all samples but one, along the first dimension of all arguments."""
         if self._before.shape[0] != self._size or self._size in self._before.shape[1:]:
             return None
@@ -335,8 +337,7 @@ class _Perturbed:
         # Other arguments may have to move along, and integers beside them may be indices.
         if len(self._given) > 1 or padded_share(tokens) or (tokens[:, -1:] == tokens[:, :1]).all():
             return None
-        mixes = self._mixes()
-        if mixes is None or mixes >= _SHARE:
+        if self._mixing is None or self._mixing >= _SHARE:
             return None  # the first dimension may be time, and the second one the samples
         index = torch.arange(length).roll(length // 2).to(tokens.device)
         output = self._output({path: tokens[:, index]})

@@ -127,7 +127,8 @@ class EvaluationGap(SlotRule):
     def _judge(self, evaluation: _Evaluation, after: NDArray[np.float64]) -> None:
         later = _divided(evaluation.spread, after)
         hit, factor = self._off(evaluation.ratio, later)
-        hit &= (later > 1) | self._has_no_noise(evaluation.at)
+        if (hit & (later < 1)).any():
+            hit &= (later > 1) | self._has_no_noise(evaluation.at)
         before = self._factor.look(evaluation.at, factor[None])[0]
         hit &= ~(np.log(factor) < _CATCHES_UP * np.log(before))
         self._judged += 1

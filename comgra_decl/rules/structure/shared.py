@@ -50,13 +50,15 @@ class SharedModule(Rule):
             if node in self._other:
                 continue
             at = np.array(entry.outputs)
+            there = window.present[:, at]
+            calls = there.sum(1)
+            contained = window.present[:, np.array(entry.container, np.int64)].sum(1).clip(1)
+            several = np.flatnonzero((calls > contained) & (calls % contained == 0))
+            if not len(several):
+                continue
             values = np.stack([window.read(name, at) for name in names], -1)
-            contained = window.present[:, np.array(entry.container, np.int64)].sum(1)
-            for row, there in enumerate(window.present[:, at]):
-                calls, of_container = int(there.sum()), max(1, int(contained[row]))
-                if calls <= of_container or calls % of_container:
-                    continue
-                groups = values[row][there].reshape(of_container, -1, len(names))
+            for row in several.tolist():
+                groups = values[row][there[row]].reshape(int(contained[row]), -1, len(names))
                 if not (groups == groups[:, :1]).all():
                     self._other.add(node)
                     break
