@@ -68,7 +68,7 @@ def test_clipping_limits_what_an_exploding_gradient_does(
         tape.slot("rnn", (2,), role=role, pass_="grad", kind="parameter")
         for role in ("weight", "bias")
     ]
-    tape.losses(np.linspace(2.0, last, 40))
+    tape.losses(np.linspace(2.0, last, 40).tolist())
     for record in range(40):
         size = 1.0 if record < 10 else 300.0
         angle = record  # so that the shares of the two parameters differ between steps
