@@ -335,9 +335,13 @@ class HookManager:
         """
         self._table.resume(slots)
         self._steps.resumption = resumption
-        number = self._state.number = resumption.expected
-        self._scalars.resume(number)
-        self._declared.agenda.resume(number)
+        self.begin_at(resumption.expected)
+
+    def begin_at(self, step: int) -> None:
+        """Give the first step a number other than 0; call it before `attach`."""
+        self._state.number = step
+        self._scalars.resume(step)
+        self._declared.agenda.resume(step)
 
     def attach(self) -> None:
         """Start following the program."""
@@ -384,6 +388,17 @@ class HookManager:
         direct = self._hooks.direct
         direct.follow(module, args, kwargs)
         return lambda output: direct.followed(module, args, output)
+
+    @guarded
+    def end_call(self) -> None:
+        """End the step after a backward pass that neither an optimizer nor the program follows up.
+
+        The gradients of the parameters are read as the backward pass left them.
+        """
+        if self._state.armed:
+            self._declared.tracer.parameters.keep_gradients()
+            self._declared.tracer.after_hand(self._train)
+        self._steps.by_program()
 
     # -- from any thread -------------------------------------------------------------------------
 
