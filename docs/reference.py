@@ -34,6 +34,7 @@ FORMULAS = (
 
 CLASSES = (
     "comgra_decl.query.Run",
+    "comgra_decl.query.checkpoints.Checkpoint",
     "comgra_decl.doors.look.Look",
     "comgra_decl.query.Ending",
     "comgra_decl.query.Slot",

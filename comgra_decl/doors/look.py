@@ -12,16 +12,18 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from comgra_decl.doors import environment
 from comgra_decl.errors import CallError, ProbeError, SpecError, shown
 from comgra_decl.hooks.probing.copying import CleanCopy, unwrapped
-from comgra_decl.hooks.probing.loading import load
+from comgra_decl.hooks.probing.loading import EXTRA_STATE, load
 from comgra_decl.hooks.probing.seclusion import Autocast, undisturbed
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
 from comgra_decl.query import Run
+from comgra_decl.query.checkpoints import Checkpoint, as_tensor
 from comgra_decl.record.context import RunContext
 from comgra_decl.record.session import Session
 
@@ -108,7 +110,7 @@ def look(
     """
     _check(model, loss)
     content = _declared(spec)
-    step = int(getattr(weights, "step", 0))
+    step = weights.step if isinstance(weights, Checkpoint) else 0
     gradient = torch.is_grad_enabled() or loss is not None
     folder = Path(tempfile.mkdtemp(prefix="comgra-look-"))
     try:
@@ -191,9 +193,16 @@ def _copied(model: nn.Module) -> CleanCopy:
 def _tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     if not isinstance(weights, Mapping):
         raise CallError(
-            f"weights must map names to tensors, as a state dict does, got {shown(weights)}"
+            f"weights must map names to tensors or arrays, as a state dict does, got "
+            f"{shown(weights)}"
         )
-    return {name: torch.as_tensor(value) for name, value in weights.items()}
+    temporary = weights.temporary if isinstance(weights, Checkpoint) else {}
+    given = {**weights, **temporary}
+    tensors = {n: as_tensor(v) if isinstance(v, np.ndarray) else v for n, v in given.items()}
+    for name, tensor in tensors.items():
+        if not (isinstance(tensor, torch.Tensor) or name.endswith(EXTRA_STATE)):
+            raise CallError(f"weights[{name!r}] must be a tensor or array, got {shown(tensor)}")
+    return tensors
 
 
 def _inputs(
@@ -239,8 +248,8 @@ def _recorded(
 
 def _backward(value: object, leaves: list[torch.Tensor]) -> None:
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        tensor = isinstance(value, torch.Tensor)
-        what = f"the shape {tuple(value.shape)}" if tensor else shown(value)
+        shape = tuple(value.shape) if isinstance(value, torch.Tensor) else None
+        what = shown(value) if shape is None else f"the shape {shape}"
         raise CallError(f"loss must return a tensor with one element, got {what}")
     if not value.requires_grad or not leaves:
         raise CallError(

@@ -108,6 +108,15 @@ class Declared:
         self._reporter.say(what if key == "budget" else f"{key}.{what}", sentence)
         self._remark(f"schedule.{key}: {sentence}")
 
+    def _left(self, unseen: int) -> float | None:
+        """Return the bytes that the disk budget leaves; None without a limit.
+
+        Args:
+            unseen: bytes that may have been stored since the size of the folder was last measured.
+        """
+        limit = self.spec.schedule.budget.bytes
+        return None if limit is None else limit - max(self._meter.disk_bytes, unseen)
+
     def follow(
         self, followed: Followed, *, training: StepCapture, evaluation: EvaluationPhases
     ) -> None:
@@ -145,6 +154,7 @@ class Declared:
                 scheduled=lambda: not self.keeps or self.agenda.due,
                 warn=self._reporter.warn,
                 say=self._say,
+                left=self._left,
             )
         for capture in (training, evaluation.capture):
             capture.max_iterations = spec.schedule.max_iterations

@@ -19,6 +19,7 @@ from comgra_decl.store.parts import Part
 from . import arrays, between, derived, graphs, statistics
 from .arrays import Arrays
 from .between import Between
+from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
 from .display import from_viewer
 from .measured import memory_table, profile_steps, profile_table
@@ -498,6 +499,29 @@ class Run(RunFacts):
     def pictures(self) -> list[str]:
         """Names of the pictures: those that probes recorded, then those computed from records."""
         return Pictures(self, self._snapshot, None).names
+
+    @property
+    def checkpoints(self) -> NDArray[np.int64]:
+        """Steps with a checkpoint, ascending; see `checkpoint`."""
+        return checkpoint_steps(self._snapshot)
+
+    def checkpoint(self, step: int, *, model: str | None = None) -> Checkpoint:
+        """Return the parameters and buffers with which the forward pass of a step began.
+
+            >>> run.checkpoint(400)
+            <Checkpoint of 'Net' at step 400: 12 tensors>
+
+        The result maps the names in the model's state dict to numpy arrays. `comgra.look(model, x,
+        weights=run.checkpoint(400))` repeats a call of that step.
+
+        Args:
+            step: one of `checkpoints`.
+            model: the node of the model, if the step called several.
+
+        Raises:
+            UnknownNameError: there is no such checkpoint; the message says what there is.
+        """
+        return checkpoint(self._snapshot, step, model)
 
     def picture(
         self,

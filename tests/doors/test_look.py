@@ -139,11 +139,12 @@ def test_without_a_loss_it_is_an_evaluation_with_values_and_the_graph(how: str) 
     assert found.slot("conv2").row(0)["mean"].to_numpy() == pytest.approx(mean, abs=1e-6)
 
 
-def world(model: nn.Module, x: Tensor, result: Trained) -> dict[str, Any]:
+def world(model: Conv, x: Tensor, result: Trained) -> dict[str, Any]:
     """Return everything that a call must leave as it is, to the last bit."""
     result.drawn = []
     tables = [v for k, v in vars(torch_module).items() if k.startswith("_global_")]
-    state = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    of_numpy: Any = np.random.get_state()
+    state = torch.get_rng_state(), random.getstate(), of_numpy
     return {
         **result.state(),
         "generators": (state[0].tolist(), state[1], state[2][1].tolist()),
@@ -168,9 +169,10 @@ class BrokenError(RuntimeError):
 
 
 @pytest.fixture
-def busy() -> Iterator[tuple[nn.Module, Tensor, Trained]]:
+def busy() -> Iterator[tuple[Conv, Tensor, Trained]]:
     """Yield a model in the middle of training, with everything that a program may attach to it."""
     model, x = made()
+    assert isinstance(model, Conv)
     result = Trained(model)
 
     def counted(*_: Any) -> None:
@@ -195,7 +197,7 @@ def busy() -> Iterator[tuple[nn.Module, Tensor, Trained]]:
 
 @pytest.mark.parametrize("fails", ["never", "in the middle", "in the loss"])
 def test_the_model_and_the_program_stay_exactly_as_they_were(
-    busy: tuple[nn.Module, Tensor, Trained], fails: str, folders: Path
+    busy: tuple[Conv, Tensor, Trained], fails: str, folders: Path
 ) -> None:
     model, x, result = busy
     class_of_head = type(model.head)
@@ -281,6 +283,8 @@ assert ("conv2", "head") in run.edges() and "torch" not in sys.modules
 def test_weights_replace_those_of_the_copy() -> None:
     model, x = made(training=False)
     other = Conv().eval()
+    assert isinstance(model, Conv)
+    assert other.bn.running_mean is not None
     other.bn.running_mean += 1
     before = {name: t.clone() for name, t in model.state_dict().items()}
     # the noise in `forward` comes from a generator of the model's own, which is no weight
@@ -314,7 +318,9 @@ def test_nested_arguments_outputs_and_bfloat16() -> None:
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    return torch.compile(model, backend="eager")
+    wrapper: Any = torch.compile(model, backend="eager")
+    assert isinstance(wrapper, nn.Module)
+    return wrapper
 
 
 @pytest.mark.parametrize("wrap", [compiled, nn.DataParallel])
@@ -356,6 +362,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "detached": (lambda: looked(loss=lambda y: y.detach().sum()), "has no gradients"),
     "lazy": (lambda: looked(model=nn.LazyLinear(2)), "copy of LazyLinear, but weight is not init"),
     "a list": (lambda: looked(weights=[1]), r"map names to tensors.* got \[1\]"),
+    "a number as weight": (lambda: looked(weights={"weight": 3}), r"weights\['weight'\] must be a"),
     "missing": (lambda: looked(weights=weights(bias=None)), "not fit the model: 'bias' is missing"),
     "shape": (lambda: looked(weights=weights(weight=X)), r"'weight' has the shape \(4, 3\), but"),
     "unknown": (lambda: looked(weights=weights(more=X)), "the model has no 'more'"),

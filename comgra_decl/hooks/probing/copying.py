@@ -75,7 +75,7 @@ class CleanCopy:
         traceable: bool = False,
     ) -> None:
         inner = unwrapped(root)
-        _check(root, inner)
+        check_whole(root, inner)
         self.moved = host
         self.watch: Watch | None = None
         try:
@@ -162,7 +162,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module if inner is None else unwrapped(inner)
 
 
-def _check(root: nn.Module, inner: nn.Module) -> None:
+def check_whole(root: nn.Module, inner: nn.Module) -> None:
+    """Check that this process holds a whole model, in a form that can be copied.
+
+    Args:
+        root: the model, possibly in wrappers.
+        inner: the model without wrappers.
+
+    Raises:
+        NotReadyError: the model has not created its parameters yet.
+        ProbeError: its parameters are distributed over processes, or it is scripted.
+    """
     for module in [root, *inner.modules()]:
         kind = type(module).__name__
         if {base.__name__ for base in type(module).__mro__} & {*_ENGINES}:

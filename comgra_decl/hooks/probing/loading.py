@@ -1,19 +1,34 @@
-"""Put parameters and buffers into a copy of a model."""
+"""List the parameters and buffers of a model, and put others into a copy of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import nn
 
 from comgra_decl.errors import CallError
 
-_EXTRA_STATE = "_extra_state"
+EXTRA_STATE = "_extra_state"
 """The end of the name of an entry in a state dict that is not a tensor of the model."""
 
 _SHOWN = 5
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Yield (name, tensor, whether it persists) for all parameters and buffers.
+
+    The persistent ones have the names and the order of a state dict. A tensor with several names is
+    yielded with each of them. No method of the program is called.
+    """
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield prefix + name, parameter, True
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                yield prefix + name, buffer, name not in part._non_persistent_buffers_set
 
 
 def load(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
@@ -27,15 +42,12 @@ def load(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     Raises:
         CallError: a name or a shape does not fit; lists the first ones.
     """
-    own = dict(
-        chain(
-            module.named_parameters(remove_duplicate=False),
-            module.named_buffers(remove_duplicate=False),
-        )
-    )
-    given = {name: t for name, t in weights.items() if not name.endswith(_EXTRA_STATE)}
-    problems = [f"{name!r} is missing" for name in module.state_dict() if name not in given]
-    problems = [each for each in problems if _EXTRA_STATE not in each]
+    found = list(named_tensors(module))
+    own = {name: tensor for name, tensor, _ in found}
+    given = {name: t for name, t in weights.items() if not name.endswith(EXTRA_STATE)}
+    problems = [
+        f"{name!r} is missing" for name, _, lasting in found if lasting and name not in given
+    ]
     problems += [f"the model has no {name!r}" for name in given if name not in own]
     problems += [
         f"{name!r} has the shape {tuple(tensor.shape)}, but {tuple(own[name].shape)} in the model"
