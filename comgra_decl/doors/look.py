@@ -23,7 +23,7 @@ from comgra_decl.hooks.probing.loading import EXTRA_STATE, load
 from comgra_decl.hooks.probing.seclusion import Autocast, undisturbed
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
 from comgra_decl.query import Run
-from comgra_decl.query.checkpoints import Checkpoint, as_tensor
+from comgra_decl.query.checkpoints import Checkpoint, all_tensors, as_tensor
 from comgra_decl.record.context import RunContext
 from comgra_decl.record.session import Session
 
@@ -196,9 +196,9 @@ def _tensors(weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
             f"weights must map names to tensors or arrays, as a state dict does, got "
             f"{shown(weights)}"
         )
-    temporary = weights.temporary if isinstance(weights, Checkpoint) else {}
-    given = {**weights, **temporary}
-    tensors = {n: as_tensor(v) if isinstance(v, np.ndarray) else v for n, v in given.items()}
+    if isinstance(weights, Checkpoint):
+        return all_tensors(weights)
+    tensors = {n: as_tensor(v) if isinstance(v, np.ndarray) else v for n, v in weights.items()}
     for name, tensor in tensors.items():
         if not (isinstance(tensor, torch.Tensor) or name.endswith(EXTRA_STATE)):
             raise CallError(f"weights[{name!r}] must be a tensor or array, got {shown(tensor)}")

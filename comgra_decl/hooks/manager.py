@@ -343,6 +343,15 @@ class HookManager:
         self._scalars.resume(step)
         self._declared.agenda.resume(step)
 
+    def before_models(self, function: Callable[[str, nn.Module], None]) -> None:
+        """Call a function before a trained model is called in a recorded step.
+
+        Args:
+            function: receives the node and the model before any of it has run or been read. An
+                exception ends tracing, as an error in tracing does.
+        """
+        self._declared.before_models(function, self._train)
+
     def attach(self) -> None:
         """Start following the program."""
         steps, owners = self._steps, self._owners

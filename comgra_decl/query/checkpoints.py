@@ -149,6 +149,12 @@ def _known(names: object, slots: Mapping[str, SlotInfo]) -> list[str]:
     return [name for name in names if is_one_of(name, slots)] if isinstance(names, list) else []
 
 
+def all_tensors(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint, including buffers that a state dict omits."""
+    temporary = {name: as_tensor(value) for name, value in checkpoint.temporary.items()}
+    return checkpoint.torch() | temporary
+
+
 def _dtype(name: str) -> np.dtype[Any]:
     import ml_dtypes
 

@@ -18,7 +18,7 @@ from comgra_decl.cli.main import main
 from comgra_decl.store.database import newest_version
 from tests.support.forked import forked
 
-SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer", "data")
+SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer", "data", "look")
 RUNS = {
     "show": (),
     "diagnose": (),

@@ -32,6 +32,7 @@ class Probing:
         left: returns how many bytes the run's disk budget leaves; see `Checkpoints`.
 
     Attributes:
+        first: called with (node, model) before a trained model is called; None for nothing.
         perturbations: copies models for experiments after the training, if the spec asks for them.
     """
 
@@ -45,6 +46,7 @@ class Probing:
         say: Callable[[str, str, str], None],
         left: Callable[[int], float | None],
     ) -> None:
+        self.first: Callable[[str, nn.Module], None] | None = None
         self._scheduled = scheduled
         self._checkpoints = (
             None if spec.checkpoints is None else Checkpoints(spec, left=left, warn=warn)
@@ -71,6 +73,8 @@ class Probing:
         iteration: int,
     ) -> None:
         """Handle a call to a model that is trained, before any of the model has run."""
+        if self.first is not None:
+            self.first(plan.top.label, module)
         if self.perturbations is not None and self.perturbations.due:
             self.perturbations.enter(module, plan, args, kwargs)
         checkpoints = self._checkpoints
@@ -114,16 +118,6 @@ class Probing:
                 sink(raw)
 
 
-def probing(
-    spec: Spec,
-    *,
-    input_slot: InputSlot,
-    scheduled: Callable[[], bool],
-    warn: Callable[[str], None],
-    say: Callable[[str, str, str], None],
-    left: Callable[[int], float | None],
-) -> Probing | None:
-    """Return the probes, checkpoints and perturbations of a spec; None if it declares none."""
-    if not (spec.probes or spec.perturbations or spec.checkpoints is not None):
-        return None
-    return Probing(spec, input_slot=input_slot, scheduled=scheduled, warn=warn, say=say, left=left)
+def probes_anything(spec: Spec) -> bool:
+    """Return whether a spec declares probes, checkpoints or perturbations."""
+    return bool(spec.probes or spec.perturbations or spec.checkpoints is not None)
