@@ -391,7 +391,12 @@ PICTURE_PREFIX = "picture:"
 PICTURES = "pictures"
 """Fact stored in a probe's record: for each picture by name, a dict with "method" and "target" (the
 class that each sample's picture explains, or "loss"), and, for integrated gradients, "gap" (the
-completeness gap of each sample). "refused" is the reason why there is no picture."""
+completeness gap of each sample), or, for a logit lens, "norm" and "head" (their paths; "norm" may
+be None). "refused" is the reason why there is no picture."""
+
+LENS_TOKENS = ".tokens"
+"""End of the role of the tokens that a logit lens predicts, [samples, positions] after each layer.
+The role without it contains the log-probabilities of the explained tokens."""
 
 OPTIMIZERS = "optimizers"
 """Fact stored in a record: the optimizers that stepped, in order.

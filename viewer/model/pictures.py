@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
-from comgra_decl.records import PICTURE_PREFIX, PROBE_PREFIX
+from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
 
@@ -238,7 +238,7 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             cards.append(Card(f"{name} ({fact['method']})", missing=str(fact["refused"])))
     for slot in slots:
         name = slot.pass_.removeprefix(PICTURE_PREFIX)
-        if name not in extra:
+        if name not in extra or slot.role.endswith(LENS_TOKENS):
             continue
         fact = extra[name]
         try:
