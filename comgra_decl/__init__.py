@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 # Imported eagerly, because they are small and have no dependencies, and because code under
 # torch.compile may be the first to use them.
-from comgra_decl.annotations import connect, kpi, node, note, step, tag
+from comgra_decl.annotations import (
+    connect,
+    figure,
+    image,
+    kpi,
+    node,
+    note,
+    step,
+    tag,
+    text,
+)
 
 if TYPE_CHECKING:
     from comgra_decl.doors.checked_spec import load_spec
@@ -32,6 +42,8 @@ __all__ = [
     "Spec",
     "SpecError",
     "connect",
+    "figure",
+    "image",
     "kpi",
     "list_runs",
     "load_spec",
@@ -42,6 +54,7 @@ __all__ = [
     "open_run",
     "step",
     "tag",
+    "text",
     "trace",
 ]
 

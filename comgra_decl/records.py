@@ -378,12 +378,20 @@ PROBE_PREFIX = "probe:"
 PROBE_MODE = "probe"
 """Mode of a probe's records, which belong to neither training nor evaluation."""
 
+SHOWN = "shown"
+"""Type of execution of the records with what the program shows (`comgra.image`, `figure` and
+`text`), and pass of their slots. The node of a slot is the name, and the role is "image", "figure"
+or "text"; the text's UTF-8 bytes are padded with zeros."""
+
 CHECKPOINT = "checkpoint"
 """Type of execution of the records that contain checkpoints, pass of their slots, and the fact with
 what is needed besides their tensors. The node of a slot is a model, the role is the name of a
 parameter or buffer, and the slot's names are all its names. The fact maps each model to a dict:
 "order" lists the names in the model's state dict, and "temporary" the names of buffers that are
 not part of it."""
+
+NO_SERIES = frozenset({CHECKPOINT, SHOWN})
+"""Types and passes whose tensors are no series of a network's tensors."""
 
 PICTURE_PREFIX = "picture:"
 """Prefix of a picture's pass; the name of the picture follows."""

@@ -35,6 +35,7 @@ from comgra_decl.hooks.root_calls import RootCalls
 from comgra_decl.hooks.scalars.automatic import AutomaticMetrics
 from comgra_decl.hooks.scalars.losses import LossWatch
 from comgra_decl.hooks.scalars.scalars import Saying, Scalars
+from comgra_decl.hooks.scalars.shown import Shown
 from comgra_decl.hooks.schedule.budget import Meter
 from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
 from comgra_decl.hooks.schedule.idle import IdleSteps
@@ -238,6 +239,7 @@ class HookManager:
             evaluation=self._evaluation,
             roots=self._roots,
             scalars=self._scalars,
+            shown=Shown(spec, table=self._table, sink=sink, warn=reporter.warn),
             idle=idle,
             ending=ending,
             together=together,

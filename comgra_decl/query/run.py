@@ -26,6 +26,7 @@ from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
+from .shown import shown_table, shown_value
 from .slot import Slot
 from .tables import findings_table, table_html
 
@@ -499,6 +500,31 @@ class Run(RunFacts):
     def pictures(self) -> list[str]:
         """Names of the pictures: those that probes recorded, then those computed from records."""
         return Pictures(self, self._snapshot, None).names
+
+    @property
+    def shown(self) -> pd.DataFrame:
+        """What the program has shown with `comgra.image`, `comgra.figure` and `comgra.text`.
+
+               step            name   kind
+            0   100   worst samples  image
+            1   100  generated text   text
+
+        One row each, by step. `shown_value` returns the images and texts themselves.
+        """
+        return shown_table(self._snapshot)
+
+    def shown_value(self, name: str, step: int | None = None) -> NDArray[np.uint8] | str:
+        """Return an image, [height, width, channels] from 0 to 255, or a text.
+
+        Args:
+            name: its name, as in `shown`.
+            step: the step; None: the last one. If something was shown several times in a step, the
+                last one is returned.
+
+        Raises:
+            UnknownNameError: nothing of this name was shown at this step.
+        """
+        return shown_value(self._snapshot, name, step)
 
     @property
     def checkpoints(self) -> NDArray[np.int64]:

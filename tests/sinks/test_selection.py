@@ -83,5 +83,5 @@ def test_if_nothing_fits_it_proposes_metrics() -> None:
 
 
 def test_pictures_and_checkpoints_are_no_series() -> None:
-    slots = slots_of("a", passes=("forward", "picture:cam", "checkpoint"))
+    slots = slots_of("a", passes=("forward", "picture:cam", "checkpoint", "shown"))
     assert [slot.key.pass_ for slot in Selection().chosen(slots, STORED)] == ["forward"]
