@@ -18,7 +18,7 @@ from comgra_decl.cli.main import main
 from comgra_decl.store.database import newest_version
 from tests.support.forked import forked
 
-SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer", "data", "look")
+SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer", "data")
 RUNS = {
     "show": (),
     "diagnose": (),
@@ -33,6 +33,7 @@ RUNS = {
     "export": ("target", "--format", "csv"),
     "thermometer": (),
     "compare": ("other",),
+    "look": ("afile",),
 }
 ROOTS = ("ls", "view", "mcp")
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
