@@ -103,6 +103,13 @@ class ProbeError(ComgraError, ValueError):
     """A probe or picture cannot be made for this model; the message states the reason."""
 
 
+def wrong_spec(error: SpecError) -> str:
+    """Return the message that a program prints before it ends because of an invalid spec."""
+    count = len(error.problems)
+    problems = "1 problem" if count == 1 else f"{count} problems"
+    return "\n".join([f"comgra: the spec has {problems}:", *(f"  {p}" for p in error.problems)])
+
+
 def shown(value: object) -> str:
     """Return the repr of a value for a message, shortened; its class name if `repr` fails."""
     try:

@@ -145,6 +145,7 @@ class Declared:
                 scheduled=lambda: not self.keeps or self.agenda.due,
                 warn=self._reporter.warn,
                 say=self._say,
+                tell=self._reporter.say,
             )
         for capture in (training, evaluation.capture):
             capture.max_iterations = spec.schedule.max_iterations

@@ -21,6 +21,7 @@ from .arrays import Arrays
 from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
+from .effects import Effects
 from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
@@ -583,6 +584,61 @@ class Run(RunFacts):
             UnknownNameError: no values of these nodes were recorded at this step.
         """
         return Pictures(self, self._snapshot, type).similarity(node_a, node_b, step)
+
+    # -- interventions
+
+    @property
+    def interventions(self) -> list[str]:
+        """Names of the interventions that have records."""
+        return Effects(self._snapshot).names
+
+    def effects(
+        self, intervention: str, step: int | None = None, *, share: bool = False
+    ) -> pd.DataFrame:
+        """Return how much an intervention changes what it measures.
+
+            >>> run.effects("heads")
+                                 mean     error         0         1
+            step node   head
+            0    h.0.attn 0  0.012381  0.004102  0.016483  0.008279
+                          1 -0.003127  0.001046 -0.002081 -0.004173
+
+        The index has "step" and the axes of the intervention's `sweep`; there is one row for each
+        place. An effect is the measure with the change minus the measure without it. The columns
+        are "mean" over the samples, "error" (the standard error of the mean; NaN for a single
+        sample) and the samples, by number.
+
+        Args:
+            intervention: one of `interventions`.
+            step: the step; None: all.
+            share: whether to divide by the difference between the unchanged pass and the one
+                without the change. After changes in `first` that corrupt the samples, 1 means that
+                the place restores the measure completely (Meng et al. 2022, "Locating and editing
+                factual associations in GPT"). The mean is divided by the mean difference.
+
+        Raises:
+            UnknownNameError: there is no such intervention or step, or nothing was measured; the
+                message gives the reason.
+        """
+        return Effects(self._snapshot).table(intervention, step, share=share)
+
+    def intervention_facts(self, intervention: str, step: int | None = None) -> dict[str, Any]:
+        """Return the facts about an intervention at a step.
+
+        "changes" has an entry for each change, in order: "tensors" and "elements" that were to be
+        changed, the number of elements that differ afterwards ("changed"), and the "largest"
+        difference. "same" is True if the model's output was the same. "measure" is what was
+        measured, "clean" each sample's value in the unchanged pass, and "baseline" that without the
+        change. If nothing could be measured, "unmeasured" is the reason.
+
+        Args:
+            intervention: one of `interventions`.
+            step: the step; None: the last.
+
+        Raises:
+            UnknownNameError: there is no such intervention or record.
+        """
+        return Effects(self._snapshot).facts(intervention, step)
 
     # -- tensors by slot id
 

@@ -28,6 +28,7 @@ class Probing:
             possibly kept.
         warn: called with the reason why a probe or a picture is missing.
         say: called with (probe, sentence) when a budget has chosen the gap between records.
+        tell: called with (intervention, sentence) about what it changes.
 
     Attributes:
         perturbations: copies models for experiments after the training, if the spec asks for them.
@@ -41,6 +42,7 @@ class Probing:
         scheduled: Callable[[], bool],
         warn: Callable[[str], None],
         say: Callable[[str, str, str], None],
+        tell: Callable[[str, str], None],
     ) -> None:
         self._scheduled = scheduled
         self.perturbations = Perturbations() if spec.perturbations else None
@@ -51,6 +53,7 @@ class Probing:
                 input_slot=input_slot,
                 warn=warn,
                 say=lambda what, text, name=name: say(f"probes.{name}.budget", what, text),  # type: ignore[misc]
+                tell=lambda name, text: tell(f"interventions.{name}", text),
             )
             for name in spec.probes
         ]
@@ -98,8 +101,7 @@ class Probing:
         if self.perturbations is not None:
             self.perturbations.ended(info.step)
         for probe in self._probes:
-            raw = probe.ended(info, table)
-            if raw is not None:
+            for raw in probe.ended(info, table):
                 sink(raw)
 
 
@@ -110,8 +112,9 @@ def probing(
     scheduled: Callable[[], bool],
     warn: Callable[[str], None],
     say: Callable[[str, str, str], None],
+    tell: Callable[[str, str], None],
 ) -> Probing | None:
     """Return the probes and perturbations of a spec; None if it declares none."""
     if not (spec.probes or spec.perturbations):
         return None
-    return Probing(spec, input_slot=input_slot, scheduled=scheduled, warn=warn, say=say)
+    return Probing(spec, input_slot=input_slot, scheduled=scheduled, warn=warn, say=say, tell=tell)
