@@ -1,4 +1,4 @@
-"""The effects of interventions, as tables."""
+"""Tables of what parts of a model do: effects of interventions, and induction scores of heads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, shown
-from comgra_decl.records import EFFECT_PREFIX, INTERVENTION, INTERVENTION_PREFIX
+from comgra_decl.pictures.units import induction
+from comgra_decl.records import EFFECT_PREFIX, INTERVENTION, INTERVENTION_PREFIX, SlotInfo
+
+from .preview import axis_names
 
 if TYPE_CHECKING:
     from .snapshot import Snapshot
@@ -111,3 +114,53 @@ def _places(facts: Mapping[str, Any], axes: list[str]) -> pd.DataFrame:
     others = [axis for axis in axes if axis != "node"]
     rows = [(path, *each) for path, *parts in facts["places"] for each in product(*parts)]
     return pd.DataFrame(rows, columns=["node", *others])[axes]
+
+
+def induction_table(snapshot: Snapshot, step: int | None, type_: str | None) -> pd.DataFrame:
+    """Return the induction score of each attention head; see `Run.induction`."""
+    slots = snapshot.view.slots
+    patterns = [slot for slot in slots if _is_attention(slot)]
+    rows = []
+    for record in snapshot.records(type_).tolist():
+        at = int(snapshot.steps[record])
+        if step is not None and at != step:
+            continue
+        read = _tokens(snapshot, record)
+        for slot in patterns:
+            weights = snapshot.view.value(record, slot.id)
+            if weights is None or weights.shape[-1] != weights.shape[-2]:
+                continue
+            by_head = weights.reshape(len(weights), -1, *weights.shape[-2:])
+            tokens = read.get(weights.shape[-1])
+            if tokens is None or len(tokens) < len(weights):
+                continue
+            scores, queries = induction(by_head, tokens[: len(weights)])
+            key = (at, slot.key.node, slot.key.iteration)
+            rows += [(*key, head, score, queries) for head, score in enumerate(scores.tolist())]
+    if not rows:
+        raise UnknownNameError(
+            "no record contains values of attention weights together with those of the tokens that "
+            "the model received. The `attention` preset records both; see also "
+            "`values.max_elements`."
+        )
+    names = ["step", "node", "iteration", "head", "score", "queries"]
+    return pd.DataFrame(rows, columns=names).set_index(names[:4])
+
+
+def _is_attention(slot: SlotInfo) -> bool:
+    if slot.key.pass_ != "forward" or slot.kind != "computed" or slot.batch_dim != 0:
+        return False
+    names = axis_names(slot, slot.shape[1:], whole_numbers=False)
+    return names[-2:] == ("query", "key")
+
+
+def _tokens(snapshot: Snapshot, record: int) -> dict[int, NDArray[Any]]:
+    """Return the recorded token inputs, [samples, positions], by their number of positions."""
+    found: dict[int, NDArray[Any]] = {}
+    for slot in snapshot.view.slots:
+        if slot.kind != "input" or slot.key.pass_ != "forward" or "int" not in slot.dtype:
+            continue
+        value = snapshot.view.value(record, slot.id)
+        if value is not None and value.ndim == 2:
+            found.setdefault(value.shape[1], value)
+    return found

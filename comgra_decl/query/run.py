@@ -21,7 +21,7 @@ from .arrays import Arrays
 from .between import Between
 from .chunks import Chunk, chunks
 from .display import from_viewer
-from .effects import Effects
+from .effects import Effects, induction_table
 from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
@@ -639,6 +639,30 @@ class Run(RunFacts):
             UnknownNameError: there is no such intervention or record.
         """
         return Effects(self._snapshot).facts(intervention, step)
+
+    def induction(self, step: int | None = None, *, type: str | None = None) -> pd.DataFrame:
+        """Return how much each attention head attends to what followed the same token before.
+
+            >>> run.induction()["score"].unstack("step")
+            step                             0        50       100
+            node      iteration head
+            blocks.1. 0         0     0.031250  0.044921  0.912351
+                                1     0.029877  0.030011  0.028664
+
+        The score of a head is the attention that queries pay to the positions after earlier
+        occurrences of their token, as a mean over all queries for which there are any. It is the
+        prefix matching score of Olsson et al. (2022), "In-context Learning and Induction Heads";
+        the formula is in `comgra_decl.pictures.units.induction`. "queries" is their number. For
+        tokens that rarely repeat, the score is uncertain.
+
+        Args:
+            step: the step; None: all.
+            type: type of execution; None: training.
+
+        Raises:
+            UnknownNameError: the records lack values of attention weights or of tokens.
+        """
+        return induction_table(self._snapshot, step, type)
 
     # -- tensors by slot id
 
