@@ -203,7 +203,8 @@ def test_all_measures_and_sweeps_over_several_parts(trained_run: Trained) -> Non
     for path in OUT:
         change = (path, "input", at_head(1, clean[path].roll(-1, 0)))
         wanted = trained_run.measured(step, top, change) - base
-        assert_near(samples_of(table.xs((1, path), level=("head", "node"), drop_level=False)), wanted[None])
+        found = table.query("head == 1 and node == @path")
+        assert_near(samples_of(found), wanted[None])
 
     def difference(logits: Tensor) -> Tensor:
         last = logits[:, -1]
