@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -18,7 +20,8 @@ from torch.nn import functional as F
 from comgra_decl.errors import SpecError
 from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.hooks.probing.interventions import Interventions
-from comgra_decl.hooks.probing.passes import Edit
+from comgra_decl.hooks.probing.passes import Edit, outputs_of
+from comgra_decl.hooks.probing.places import with_tensor
 from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.seclusion import secluded
 from comgra_decl.hooks.probing.subject import Subject
@@ -476,3 +479,45 @@ def test_an_intervention_is_made_at_every_nth_record_of_its_probe() -> None:
     assert [step.info.step for step in steps] == [0, 2]
     own = {info.id for key, info in found.slots.items() if key.pass_ == "effect:rare"}
     assert {*steps[0].values} == own  # `values: false`
+
+
+# -- containers -----------------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    rest: list[Any]
+
+
+@dataclass(frozen=True)
+class Held:
+    inner: Any
+
+
+class Fields(OrderedDict[str, Any]):
+    """As the outputs of transformers: entries are attributes, too."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.__dict__[key] = value
+
+
+def test_a_tensor_is_replaced_in_any_container_without_touching_the_original() -> None:
+    old, other, new = torch.zeros(2), torch.ones(2), torch.full((2,), 5.0)
+    fields = Fields(a=other, b=(old, None))
+    for value, roles in (
+        (old, ["output"]),
+        ((other, [old]), ["output[0]", "output[1][0]"]),
+        (Pair(other, [{"x": old}, 3]), ["output.first", "output.rest[0].x"]),
+        (Held(Pair(old, [])), ["output.inner.first"]),
+        (fields, ["output.a", "output.b[0]"]),
+    ):
+        found = with_tensor(value, old, new)
+        assert type(found) is type(value)
+        named = outputs_of(found)
+        assert [each.role for each in named] == roles
+        assert sum(each.tensor is new for each in named) == 1
+        assert not any(each.tensor is old for each in named)
+        assert any(each.tensor is old for each in outputs_of(value))
+    assert found.b[0] is new
+    assert fields.b[0] is old
