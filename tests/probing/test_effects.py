@@ -417,3 +417,55 @@ def test_a_sweep_that_cannot_be_measured_is_reported(tmp_path: Path) -> None:
     assert run.interventions == []
     (warning,) = run.document("report")["warnings"]
     assert "intervention 'units' is not made: the model returns one number per sample" in warning
+
+
+@pytest.mark.slow  # imports transformers
+def test_heads_and_outputs_of_a_gpt2_from_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 16, "vocab_size": 31, "n_positions": 8}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
+    plain = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)).eval()
+    plain.load_state_dict(model.state_dict())
+    tokens = torch.randint(31, (4, 7))
+    out = "transformer.h.*.attn.c_proj"
+    declared: dict[str, Any] = {
+        "heads": {"select": out, "role": "input", "do": "zero", "sweep": ["node", "head"]},
+        "last": {"select": "transformer", "role": "output.last_hidden_state", "do": {"scale": 0.5}},
+    }
+    spec = {
+        "nodes": {"all": {"select": "**"}},
+        "probes": {"eyes": {"samples": {"count": 4}}},
+        "interventions": {name: {"of": "eyes", **each} for name, each in declared.items()},
+    }
+    with comgra.trace(spec, root=tmp_path) as session:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+
+    def effect(path: str, role: str, change: Callable[[Tensor], Tensor]) -> np.ndarray[Any, Any]:
+        with torch.no_grad():
+            base = loss_of(plain(tokens).logits, tokens)
+            with hooked(plain, [(path, role, change)]):
+                return (loss_of(plain(tokens).logits, tokens) - base).numpy()
+
+    wanted = [
+        effect(path, "input", at_columns(slice(4 * head, 4 * head + 4)))
+        for path in (out.replace("*", "0"), out.replace("*", "1"))
+        for head in range(4)
+    ]
+    found = run.effects("heads")[[*range(4)]].to_numpy()
+    np.testing.assert_allclose(found, np.stack(wanted), atol=1e-6)
+    found = run.effects("last")[[*range(4)]].to_numpy()
+    halved = effect("lm_head", "input", lambda x: 0.5 * x)
+    np.testing.assert_allclose(found, halved[None], atol=1e-6)
+
+
+def at_columns(columns: slice) -> Callable[[Tensor], Tensor]:
+    def changed(x: Tensor) -> Tensor:
+        x = x.clone()
+        x[..., columns] = 0
+        return x
+
+    return changed

@@ -519,5 +519,5 @@ def test_a_tensor_is_replaced_in_any_container_without_touching_the_original() -
         assert sum(each.tensor is new for each in named) == 1
         assert not any(each.tensor is old for each in named)
         assert any(each.tensor is old for each in outputs_of(value))
-    assert found.b[0] is new
-    assert fields.b[0] is old
+    assert found["b"][0] is new
+    assert fields["b"][0] is old
