@@ -107,6 +107,13 @@ class CallError(ComgraError, ValueError):
     """A call of `comgra.look` is invalid, or could not be recorded; the message says why."""
 
 
+def wrong_spec(error: SpecError) -> str:
+    """Return the message that a program prints before it ends because of an invalid spec."""
+    count = len(error.problems)
+    problems = "1 problem" if count == 1 else f"{count} problems"
+    return "\n".join([f"comgra: the spec has {problems}:", *(f"  {p}" for p in error.problems)])
+
+
 def shown(value: object) -> str:
     """Return the repr of a value for a message, shortened; its class name if `repr` fails."""
     try:

@@ -406,6 +406,27 @@ LENS_TOKENS = ".tokens"
 """End of the role of the tokens that a logit lens predicts, [samples, positions] after each layer.
 The role without it contains the log-probabilities of the explained tokens."""
 
+INTERVENTION_PREFIX = "intervention:"
+"""Prefix of the type of execution in an intervention's records; its name follows. Their mode is
+that of probes."""
+
+EFFECT_PREFIX = "effect:"
+"""Prefix of the pass that contains the effects of an intervention, [samples, *places] in one
+dimension; its name follows."""
+
+INTERVENTION = "intervention"
+"""Fact stored in an intervention's record, a dict.
+
+- "changes": for each change, in order, "tensors" and "elements" (how many were to be changed),
+  "changed" (how many elements differ afterwards) and "largest" (the largest difference).
+- "axes": the names of the swept axes. "places": for each swept module, its node and, for each axis
+  after "node", the swept parts. The places are all combinations, in order.
+- "measure": what was measured. "clean", "baseline": the measure of each sample in the unchanged
+  pass, and in the pass with the changes of `first`. Missing if it cannot be measured, in which case
+  "unmeasured" is the reason.
+- "same": True if the model's output was the same as in the unchanged pass.
+"""
+
 OPTIMIZERS = "optimizers"
 """Fact stored in a record: the optimizers that stepped, in order.
 

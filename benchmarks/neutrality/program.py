@@ -31,6 +31,7 @@ class Program:
         rounds_differently: whether recorded steps run different kernels than other steps.
         calls_before: largest number of calls to a module while the program was being built. These
             calls are part of the first record.
+        spec: further keys of the spec with which the program is traced.
     """
 
     models: Sequence[nn.Module]
@@ -41,6 +42,7 @@ class Program:
     calls_before: int = 0
     held: dict[str, Any] = field(default_factory=dict)
     rounds_differently: bool = False
+    spec: dict[str, Any] = field(default_factory=dict)
 
 
 def seed_everything(seed: int = 0) -> None:

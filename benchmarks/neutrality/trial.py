@@ -131,7 +131,8 @@ def _try(verdict: Verdict, build: Callable[[], Program], folder: Path) -> None:
     verdict.finite = bool(torch.stack([loss.double() for loss in plain.losses]).isfinite().all())
     verdict.status = "different"  # the default, even if the traced training fails
     before, replaced = surroundings(), functions()
-    with _logged() as records, comgra.trace(EVERYTHING, root=folder, group="zoo") as session:
+    spec = {**EVERYTHING, **plain.program.spec}
+    with _logged() as records, comgra.trace(spec, root=folder, group="zoo") as session:
         traced = _train(build)
     after, now = surroundings(), functions()
     verdict.seconds = {"plain": plain.seconds, "traced": traced.seconds}

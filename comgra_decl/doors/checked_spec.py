@@ -180,6 +180,13 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"probes.{name}.batch", probe.get("batch")
             samples = probe.get("samples")
             yield f"probes.{name}.samples.by", _get(samples, "by")
+    interventions = content.get("interventions")
+    for name, each in interventions.items() if isinstance(interventions, Mapping) else ():
+        where, first = f"interventions.{name}", _get(each, "first")
+        yield f"{where}.do", _get(each, "do")
+        yield f"{where}.measure", _get(each, "measure")
+        for i, change in enumerate(first if isinstance(first, list) else ()):
+            yield f"{where}.first[{i}].do", _get(change, "do")
 
 
 def _get(value: Any, key: str) -> Any:

@@ -99,8 +99,7 @@ def _attach() -> None:
 def _checks(declared: tuple[str, list[str]]) -> bool:
     """Return whether the spec enables recording; end the program if it is invalid."""
     from comgra_decl.doors.checked_spec import load_spec
-    from comgra_decl.doors.start import wrong_spec
-    from comgra_decl.errors import SpecError
+    from comgra_decl.errors import SpecError, wrong_spec
 
     try:
         return load_spec(*declared).enabled

@@ -199,8 +199,8 @@ class Waiting:
 
     def _record(self) -> None:
         from comgra_decl.doors.checked_spec import load_spec, require_functions
-        from comgra_decl.doors.start import start_session, wrong_spec
-        from comgra_decl.errors import SpecError
+        from comgra_decl.doors.start import start_session
+        from comgra_decl.errors import SpecError, wrong_spec
 
         try:
             spec = load_spec(self._spec, self._overrides)

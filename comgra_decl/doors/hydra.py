@@ -13,8 +13,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from comgra_decl.doors.start import finish_session, start_session, wrong_spec
-from comgra_decl.errors import SpecError
+from comgra_decl.doors.start import finish_session, start_session
+from comgra_decl.errors import SpecError, wrong_spec
 from comgra_decl.record.context import RunContext
 from comgra_decl.record.secrets import masked
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from comgra_decl.doors.start import finish_session, start_session, wrong_spec
-from comgra_decl.errors import SpecError, near_paths
+from comgra_decl.doors.start import finish_session, start_session
+from comgra_decl.errors import SpecError, near_paths, wrong_spec
 from comgra_decl.record.context import RunContext
 
 if TYPE_CHECKING:

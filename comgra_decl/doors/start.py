@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from comgra_decl.doors import environment
-from comgra_decl.errors import ComgraError, SpecError
+from comgra_decl.errors import ComgraError
 
 if TYPE_CHECKING:
     from comgra_decl.record.context import RunContext
@@ -58,10 +58,3 @@ def finish_session(session: Session, error: BaseException | None = None) -> None
         session.finish()
     except Exception as own:  # noqa: BLE001  (must not hide the training's own error)
         _log.error("the run in %s could not be finished", session.path, exc_info=own)
-
-
-def wrong_spec(error: SpecError) -> str:
-    """Return the message that a program prints before it ends because of an invalid spec."""
-    count = len(error.problems)
-    problems = "1 problem" if count == 1 else f"{count} problems"
-    return "\n".join([f"comgra: the spec has {problems}:", *(f"  {p}" for p in error.problems)])

@@ -125,6 +125,7 @@ class Declared:
             warn=self._reporter.warn,
             say=self._say,
             left=self._left,
+            tell=self._reporter.say,
         )
 
     def _left(self, unseen: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Maps of a layer: its dead units, the spectrum of its weight, and the Grad-CAM of the loss."""
+"""Facts about a layer: dead units, the spectrum of its weight, the loss's Grad-CAM, induction."""
 
 from __future__ import annotations
 
@@ -41,3 +41,33 @@ def loss_cam(output: NDArray[np.floating], gradient: NDArray[np.floating]) -> Fl
     weights = gradient.astype(np.float64).mean(over, keepdims=True)
     cam: Floats = (weights * output.astype(np.float64)).sum(1)
     return cam
+
+
+def induction(weights: NDArray[np.floating], tokens: NDArray[np.integer]) -> tuple[Floats, int]:
+    """Return the induction score of each head, [heads], and the number of queries in it.
+
+    An induction head looks for earlier occurrences of the current token and attends to the tokens
+    that followed them. The score is the attention that a query at position t pays to all earlier
+    positions s < t with tokens[s - 1] == tokens[t], as a mean over the queries that have such
+    positions. It is the prefix matching score of Olsson et al. (2022), "In-context Learning and
+    Induction Heads", for any sequence instead of repeated random tokens: 1 if all attention goes to
+    these positions. A head that spreads its attention evenly over t + 1 positions scores about 1 /
+    (t + 1) for each of them. NaN if no token is repeated.
+
+    Args:
+        weights: attention weights, [samples, heads, queries, keys], queries and keys at the same
+            positions.
+        tokens: [samples, positions].
+    """
+    length = tokens.shape[1]
+    same = tokens[:, :, None] == tokens[:, None, :]  # [samples, query t, position s]
+    follows = np.zeros_like(same)
+    follows[:, :, 1:] = same[:, :, :-1]
+    follows &= np.tri(length, k=-1, dtype=bool)
+    counted = follows.any(2)
+    count = int(counted.sum())
+    if not count:
+        return np.full(weights.shape[1], np.nan), 0
+    paid = np.where(follows[:, None], weights.astype(np.float64), 0.0).sum(3)
+    scores: Floats = (paid * counted[:, None]).sum((0, 2)) / count
+    return scores, count

@@ -22,6 +22,7 @@ from .between import Between
 from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
 from .display import from_viewer
+from .effects import Effects, induction_table
 from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
@@ -633,6 +634,85 @@ class Run(RunFacts):
             UnknownNameError: no values of these nodes were recorded at this step.
         """
         return Pictures(self, self._snapshot, type).similarity(node_a, node_b, step)
+
+    # -- interventions
+
+    @property
+    def interventions(self) -> list[str]:
+        """Names of the interventions that have records."""
+        return Effects(self._snapshot).names
+
+    def effects(
+        self, intervention: str, step: int | None = None, *, share: bool = False
+    ) -> pd.DataFrame:
+        """Return how much an intervention changes what it measures.
+
+            >>> run.effects("heads")
+                                 mean     error         0         1
+            step node   head
+            0    h.0.attn 0  0.012381  0.004102  0.016483  0.008279
+                          1 -0.003127  0.001046 -0.002081 -0.004173
+
+        The index has "step" and the axes of the intervention's `sweep`; there is one row for each
+        place. An effect is the measure with the change minus the measure without it. The columns
+        are "mean" over the samples, "error" (the standard error of the mean; NaN for a single
+        sample) and the samples, by number.
+
+        Args:
+            intervention: one of `interventions`.
+            step: the step; None: all.
+            share: whether to divide by the difference between the unchanged pass and the one
+                without the change. After changes in `first` that corrupt the samples, 1 means that
+                the place restores the measure completely (Meng et al. 2022, "Locating and editing
+                factual associations in GPT"). The mean is divided by the mean difference.
+
+        Raises:
+            UnknownNameError: there is no such intervention or step, or nothing was measured; the
+                message gives the reason.
+        """
+        return Effects(self._snapshot).table(intervention, step, share=share)
+
+    def intervention_facts(self, intervention: str, step: int | None = None) -> dict[str, Any]:
+        """Return the facts about an intervention at a step.
+
+        "changes" has an entry for each change, in order: "tensors" and "elements" that were to be
+        changed, the number of elements that differ afterwards ("changed"), and the "largest"
+        difference. "same" is True if the model's output was the same. "measure" is what was
+        measured, "clean" each sample's value in the unchanged pass, and "baseline" that without the
+        change. If nothing could be measured, "unmeasured" is the reason.
+
+        Args:
+            intervention: one of `interventions`.
+            step: the step; None: the last.
+
+        Raises:
+            UnknownNameError: there is no such intervention or record.
+        """
+        return Effects(self._snapshot).facts(intervention, step)
+
+    def induction(self, step: int | None = None, *, type: str | None = None) -> pd.DataFrame:
+        """Return how much each attention head attends to what followed the same token before.
+
+            >>> run.induction()["score"].unstack("step")
+            step                             0        50       100
+            node      iteration head
+            blocks.1. 0         0     0.031250  0.044921  0.912351
+                                1     0.029877  0.030011  0.028664
+
+        The score of a head is the attention that queries pay to the positions after earlier
+        occurrences of their token, as a mean over all queries for which there are any. It is the
+        prefix matching score of Olsson et al. (2022), "In-context Learning and Induction Heads";
+        the formula is in `comgra_decl.pictures.units.induction`. "queries" is their number. For
+        tokens that rarely repeat, the score is uncertain.
+
+        Args:
+            step: the step; None: all.
+            type: type of execution; None: training.
+
+        Raises:
+            UnknownNameError: the records lack values of attention weights or of tokens.
+        """
+        return induction_table(self._snapshot, step, type)
 
     # -- tensors by slot id
 

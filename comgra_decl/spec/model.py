@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Bool, SpecModel
+from comgra_decl.spec.interventions import InterventionSpec, unknown_probes
 from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.measured import MemorySpec, ProfileSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
@@ -89,6 +90,12 @@ class Spec(SpecModel):
     checkpoints: CheckpointsSpec | None = None
     """Which recorded training steps to store with all parameters and buffers of the models, so that
     `comgra.look` can repeat them later; null for none. See `docs/pictures.md`."""
+
+    interventions: Annotated[
+        dict[ProbeName, InterventionSpec], BeforeValidator(_without_switched_off)
+    ] = {}
+    """Passes of the probes' samples with something changed in the model, such as {of: eyes, select:
+    "blocks.3.mlp", do: zero}, under names of your choice. See `docs/interventions.md`."""
 
     perturbations: Bool = False
     """Whether to experiment with copies of small trained models after the last step, for rules that
@@ -197,6 +204,13 @@ class Spec(SpecModel):
                     f"probes.{name}.labels: needs a batch; without one, the samples and their "
                     "classes come from the first training batch"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _interventions_have_probes(self) -> Spec:
+        problems = unknown_probes(self.interventions, self.probes)
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @property

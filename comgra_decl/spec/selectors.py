@@ -151,13 +151,14 @@ def _unmatched(spec: Spec, modules: list[ModuleFacts]) -> Iterator[str]:
     if not spec.nodes:
         yield "comgra.nodes: is empty, so no module is recorded; try 'all: {select: \"**\"}'"
     for name, entry in spec.nodes.items():
-        yield from _misses(f"comgra.nodes.{name}.select", entry.select, modules)
+        yield from misses(f"comgra.nodes.{name}.select", entry.select, modules)
         yield from _all_excluded(name, entry, spec, modules)
-        yield from _misses(f"comgra.nodes.{name}.exclude", entry.exclude, modules)
-    yield from _misses("comgra.exclude", spec.exclude, modules)
+        yield from misses(f"comgra.nodes.{name}.exclude", entry.exclude, modules)
+    yield from misses("comgra.exclude", spec.exclude, modules)
 
 
-def _misses(where: str, selectors: list[Selector], modules: list[ModuleFacts]) -> Iterator[str]:
+def misses(where: str, selectors: list[Selector], modules: list[ModuleFacts]) -> Iterator[str]:
+    """Yield a sentence, with similar names, for each pattern that matches none of the modules."""
     for selector in selectors:
         for sentence in _selector_misses(selector, modules):
             yield f"{where}: {sentence}"

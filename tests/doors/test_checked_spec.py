@@ -27,6 +27,15 @@ NAMED: dict[str, Any] = {
     "probes": {
         "eyes": {"batch": {"_target_": "nope.batch"}, "samples": {"by": {"_target_": "nope.by"}}}
     },
+    "interventions": {
+        "a": {
+            "of": "eyes",
+            "select": "x",
+            "do": {"_target_": "nope.do"},
+            "measure": {"_target_": "nope.measure"},
+            "first": [{"select": "x", "do": {"_target_": "nope.first"}}],
+        }
+    },
 }
 
 
@@ -58,6 +67,9 @@ def test_a_block_does_not_begin_with_functions_that_are_not_there() -> None:
         "comgra.keep.when[1]._target_",
         "comgra.probes.eyes.batch._target_",
         "comgra.probes.eyes.samples.by._target_",
+        "comgra.interventions.a.do._target_",
+        "comgra.interventions.a.measure._target_",
+        "comgra.interventions.a.first[0].do._target_",
         "comgra.run.name",
     } <= places(raised.value)
     text = str(raised.value)

@@ -23,7 +23,7 @@ SHORT = """
 torch/mlp torch/instance-norm torch/embedding-sparse torch/lstm-packed torch/attention-weights
 torch/encoder-padded torch/encoder-frozen torch/mixture-routed torch/checkpointed
 torch/vmapped-ensemble torch/lbfgs torch/adversarial torch/gradient-penalty torch/adamw-fused
-torch/scripted-part torch/hooked examples/tutorial
+torch/scripted-part torch/hooked torch/intervened examples/tutorial
 """.split()
 LONG = ["transformers/bert", "transformers/llama"]
 
@@ -41,6 +41,9 @@ def test_training_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -> None
     assert verdict.sound
     assert verdict.compared > 50
     assert verdict.called > 0
+    if name == "torch/intervened":
+        (run,) = comgra.open_group(tmp_path / "zoo")
+        assert run.interventions == ["zero", "swept", "guess", "weights"]
 
 
 def net() -> nn.Module:

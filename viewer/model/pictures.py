@@ -15,6 +15,7 @@ from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
 from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
+from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
 
@@ -106,6 +107,7 @@ class Album:
         cloud: the selected node's cloud, or the reason why there is none.
         likeness: nodes and their CKA, or the reason why there is none.
         confusion: counts by class and predicted class, or the reason why there are none.
+        effects: the effects of the interventions on the probe.
         exhibits: what the program has shown, at the last step up to the selected one.
     """
 
@@ -117,6 +119,7 @@ class Album:
     cloud: Cloud | str = ""
     likeness: Picture | str = ""
     confusion: Picture | str = ""
+    effects: tuple[EffectTable, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
 
 
@@ -160,6 +163,7 @@ def album(view: RunView, at: Selection) -> Album:
         _cloud(view, type_, step, at.node),
         _computed(view, "likeness", type_, step),
         _computed(view, "confusion", type_, step),
+        effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
     )
 

@@ -11,6 +11,7 @@ from comgra_decl.query import Picture
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
+from comgra_decl.viewer.model.effects import EffectTable
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Exhibit, Tile, album
 from comgra_decl.viewer.palette import LINES, colour_at
@@ -29,6 +30,7 @@ _CSS = """
 .card img { background: var(--faint); height: 190px; width: 190px; }
 .card p { margin: 6px 0 0; max-width: 260px; overflow-wrap: anywhere; }
 .card table td, .card table th { font-size: 11px; padding: 2px 5px; text-align: right; }
+.card .wide { max-height: 420px; max-width: 760px; overflow: auto; }
 .card pre { margin: 6px 0 0; max-width: 420px; overflow: auto; }
 .ramp { background: linear-gradient(to right, #2463ad, #fff, #d1561f); display: inline-block;
   height: 8px; margin: 0 6px; width: 70px; }
@@ -47,6 +49,13 @@ _NO_PICTURE = """
 <div class="card"><h3>No picture is declared</h3><pre>pictures:
   cam:  {{method: grad_cam, of: {probe}, select: {{class: Conv2d}}, target: label}}
   maps: {{method: integrated_gradients, of: {probe}, target: top}}</pre></div>
+"""
+
+
+_NO_INTERVENTION = """
+<div class="card"><h3>No intervention is declared</h3><pre>interventions:
+  no_mlp: {{of: {probe}, select: "**.mlp", do: zero}}
+  units:  {{of: {probe}, select: {{class: Linear}}, do: zero, sweep: [node, feature]}}</pre></div>
 """
 
 
@@ -82,7 +91,9 @@ class PicturesPane(Pane):
 
 
 def _nodes(found: Album) -> list[str]:
-    return [] if isinstance(found.likeness, str) else [*found.likeness.labels["node"]]
+    likeness = [] if isinstance(found.likeness, str) else [*found.likeness.labels["node"]]
+    affected = [node for table in found.effects for node in table.nodes if node]
+    return [*dict.fromkeys([*likeness, *affected])]
 
 
 def _page(found: Album, node: str) -> str:
@@ -92,6 +103,8 @@ def _page(found: Album, node: str) -> str:
     tiles = "".join(_tile(tile, tile.sample == found.sample) for tile in found.tiles)
     cards = "".join(_card(card) for card in found.cards)
     cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
+    effects = "".join(map(_effects, found.effects))
+    cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
     cards += _cloud(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
@@ -199,6 +212,35 @@ def _cell(value: float, most: float) -> str:
     share = min(max(value / most, 0.0), 1.0) if most else 0.0
     dark = "#fff" if share < 0.6 else "#111"
     return f'<td style="background:{colour_at(share)};color:{dark}">{value:.2g}</td>'
+
+
+def _effects(table: EffectTable) -> str:
+    if table.values is None:
+        return _missing(table.title, table.missing)
+    lines = []
+    for name, node, row in zip(table.rows, table.nodes, table.values.tolist(), strict=True):
+        cells = "".join(_effect(value, table.most) for value in row)
+        send = f' tabindex="0" data-send="node:{_raw(node)}"' if node else ""
+        lines.append(f"<tr><th{send}>{_e(name)}</th>{cells}</tr>")
+    heads = "".join(f"<th>{_e(column)}</th>" for column in table.columns)
+    ends = (number(end * table.most, digits=3) for end in (-1, 1))
+    ramp = '<span class="ramp"></span>'.join(ends)
+    return (
+        f'<div class="card"><h3>{_e(table.title)}</h3><div class="wide"><table><thead><tr><th></th>'
+        f"{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div><p>{ramp}</p>"
+        f"<p>{_e(table.note)}</p></div>"
+    )
+
+
+def _effect(value: float, most: float) -> str:
+    """Returns a cell from blue for the lowest value through white to orange for the highest."""
+    if value != value:  # NaN
+        return f"<td>{MISSING}</td>"
+    share = round(100 * min(abs(value) / most, 1.0)) if most else 0
+    end, dark = ("#2463ad", 60) if value < 0 else ("#d1561f", 90)
+    colour = f"color-mix(in srgb, {end} {share}%, #fff)"
+    text = "#fff" if share > dark else "#111"
+    return f'<td style="background:{colour};color:{text}">{value:.2g}</td>'
 
 
 def _confusion(found: Album) -> str:

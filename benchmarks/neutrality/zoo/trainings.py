@@ -343,6 +343,26 @@ def hooked() -> Program:
 
 
 @TRAININGS
+def intervened() -> Program:
+    """Interventions on a copy of a net with batch norm, dropout, and a hook of the program."""
+    hidden = nn.Sequential(nn.Linear(_WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True))
+    model = nn.Sequential(hidden, nn.Dropout(0.2), nn.Linear(16, 4))
+    model[0].register_forward_hook(lambda _m, _a, out: out * 1.1)
+    on_hidden = {"of": "eyes", "select": "0.0"}
+    program = usual(model, _loss)
+    program.spec = {
+        "probes": {"eyes": {"samples": {"count": 4}, "mode": "train", "schedule": {"every": 1}}},
+        "interventions": {
+            "zero": {**on_hidden, "do": "zero"},
+            "swept": {**on_hidden, "do": {"patch": "other"}, "sweep": "feature"},
+            "guess": {**on_hidden, "do": "mean", "sweep": "feature", "estimate": "gradient"},
+            "weights": {**on_hidden, "role": "parameter", "do": {"noise": 0.5}},
+        },
+    }
+    return program
+
+
+@TRAININGS
 def optimizer_in_backward() -> Program:
     """One optimizer for each parameter, which steps within backward."""
     model = nn.Sequential(nn.Linear(_WIDTH, 16), nn.Tanh(), nn.Linear(16, 4)).train()

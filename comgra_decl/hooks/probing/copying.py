@@ -34,8 +34,8 @@ class Watch(Protocol):
 
     def before(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> None:
-        """Handle the beginning of a call."""
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Handle the beginning of a call; return other arguments, or None for the same ones."""
 
     def after(self, path: str, module: nn.Module, output: Any) -> Any:
         """Return the output of a call, or a replacement for it."""
@@ -122,7 +122,7 @@ class CleanCopy:
         """Call a module in the copy, in place of `Module.__call__`."""
         watch = None if path is None else self.watch
         if watch is not None and path is not None:
-            watch.before(path, module, args, kwargs)
+            args, kwargs = watch.before(path, module, args, kwargs) or (args, kwargs)
         for hook in computing:
             hook(module, args)
         output = module.forward(*args, **kwargs)

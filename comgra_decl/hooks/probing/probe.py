@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,16 @@ from comgra_decl.hooks.tensors.capture import StepCapture
 from comgra_decl.hooks.tensors.categories import Categories
 from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
 from comgra_decl.hooks.tensors.slots import Slot
-from comgra_decl.records import PICTURE_PREFIX, PICTURES, PROBE_MODE, RawStep, StepInfo
+from comgra_decl.records import (
+    EFFECT_PREFIX,
+    INTERVENTION,
+    PICTURE_PREFIX,
+    PICTURES,
+    PROBE_MODE,
+    RawStep,
+    StepInfo,
+)
+from comgra_decl.spec.interventions import intervention_type
 from comgra_decl.spec.probes import probe_type
 from comgra_decl.stats import Reducer
 from comgra_decl.torch_private import without_functions
@@ -34,6 +43,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.plans import ModulePlan, TopPlan
+    from comgra_decl.hooks.probing.interventions import Interventions, Made
+    from comgra_decl.hooks.probing.passes import Study
     from comgra_decl.hooks.tensors.slots import SlotTable
     from comgra_decl.spec import Spec
 
@@ -80,6 +91,7 @@ class Probe:
         input_slot: returns the slots of the model's inputs.
         warn: called once for each missing record or picture, with the reason.
         say: receives the budget's choices.
+        tell: receives what the interventions change.
 
     Attributes:
         pending: set from the first model call of a step until its end, if the probe is due.
@@ -93,11 +105,13 @@ class Probe:
         input_slot: InputSlot,
         warn: Callable[[str], None],
         say: Callable[[str, str], None],
+        tell: Callable[[str, str], None],
     ) -> None:
         self.name = name
         self.pending: Pending | None = None
         self._spec = own = spec.probes[name]
         self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
+        self._interventions = _interventions(name, spec, warn=warn, tell=tell)
         self._input_slot = input_slot
         self._report = warn
         self._began = False  # whether there were any samples to put through a copy
@@ -157,6 +171,8 @@ class Probe:
                 copy = CleanCopy(module, paths)
                 if self._samples is None and self._first is None:
                     self._take_samples(module, args, kwargs, copy.device)
+                if self._interventions is not None:
+                    self._require(self._interventions, copy, autocast)
         except NotReadyError:
             return
         except Exception as error:
@@ -182,6 +198,16 @@ class Probe:
         for finder in self._finding:
             finder.restart()
             finder.enter(module, args, kwargs, self._first.size)
+
+    def _require(self, interventions: Interventions, copy: CleanCopy, autocast: Autocast) -> None:
+        """Check the interventions on samples whose classes are not known yet."""
+        samples = self._samples
+        if samples is None:
+            assert self._first is not None  # just taken
+            samples = self._first.chosen(self._spec.samples.count, by=None, classes=None)
+        copy.set_mode(_TRAINING[self._spec.mode])
+        with _under(autocast, copy):
+            interventions.require(copy, samples)
 
     @property
     def _finding(self) -> list[Categories]:
@@ -224,8 +250,8 @@ class Probe:
 
     # -- after a recorded step -----------------------------------------------------------------
 
-    def ended(self, info: StepInfo, table: SlotTable) -> RawStep | None:
-        """Run the probe if it is due; return its record.
+    def ended(self, info: StepInfo, table: SlotTable) -> Iterator[RawStep]:
+        """Run the probe if it is due; yield its record, and those of its interventions.
 
         Args:
             info: the record of the training step.
@@ -236,12 +262,13 @@ class Probe:
         if pending is None:
             if self._steps == _PATIENCE and not (self._began or self._over):
                 self._warn(_NEVER.format(self._steps, self._spec.model or "a model"))
-            return None
+            return
         self._began = True
         began = time.perf_counter()
+        records: list[RawStep] = []
         try:
             with secluded(pending.copy.device):
-                return self._record(pending, info, table)
+                records.extend(self._records(pending, info, table))
         except ProbeError as error:
             self._refuse(str(error))
         except Exception as error:
@@ -253,24 +280,48 @@ class Probe:
             self._countdown.recorded(number)
             self._allowance.charge(began - pending.seconds, cost, step=0.0)
             self._allowance.correct(0.0, cost=cost)
-        return None
+        yield from records
 
-    def _record(self, pending: Pending, info: StepInfo, table: SlotTable) -> RawStep:
+    def _records(self, pending: Pending, info: StepInfo, table: SlotTable) -> Iterator[RawStep]:
         samples = self._chosen()
-        copy, capture = pending.copy, self._capture
-        training = {"eval": False, "train": True, "as_is": None}[self._spec.mode]
-        copy.set_mode(training)
-        capture.begin()
-        capture.batch_size = len(samples)
-        with nullcontext() if copy.moved else pending.autocast.again():
-            facts = self._run(pending, Subject(copy, samples))
-        own = StepInfo(info.step, info.time, probe_type(self.name), PROBE_MODE)
-        raw = capture.close(own, table)
+        subject = Subject(pending.copy, samples)
+        subject.copy.set_mode(_TRAINING[self._spec.mode])
+        study = None
+        if self._interventions is not None:
+            study = self._interventions.study(subject, labels=samples.labels)
+        self._begin(samples)
+        with _under(pending.autocast, subject.copy):
+            facts = self._run(pending, subject, study)
+        extra = {PICTURES: facts} if facts else {}
+        yield self._closed(probe_type(self.name), samples, extra, info, table)
+        if self._interventions is None or study is None:
+            return
+        for name in self._interventions.due():
+            self._begin(samples)
+            with _under(pending.autocast, subject.copy):
+                made = self._intervene(name, self._interventions, study, pending)
+            if made is not None:
+                extra = {INTERVENTION: made.facts}
+                yield self._closed(intervention_type(name), samples, extra, info, table)
+
+    def _begin(self, samples: Samples) -> None:
+        self._capture.begin()
+        self._capture.batch_size = len(samples)
+
+    def _closed(
+        self,
+        type_: str,
+        samples: Samples,
+        extra: dict[str, Any],
+        info: StepInfo,
+        table: SlotTable,
+    ) -> RawStep:
+        own = StepInfo(info.step, info.time, type_, PROBE_MODE)
+        raw = self._capture.close(own, table)
         own.samples = samples.places
         if samples.labels:
             own.extra["labels"] = samples.labels
-        if facts:
-            own.extra[PICTURES] = facts
+        own.extra.update(extra)
         return raw
 
     def _chosen(self) -> Samples:
@@ -284,16 +335,15 @@ class Probe:
             self._first = None
         return self._samples
 
-    def _run(self, pending: Pending, subject: Subject) -> dict[str, Any]:
+    def _run(self, pending: Pending, subject: Subject, study: Study | None) -> dict[str, Any]:
         """Pass the samples through the copy, read its tensors, and make the pictures."""
-        args, kwargs = subject.samples.to(subject.copy.device)
-        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
-            slot = self._input_slot(input_role(path), pending.iteration)
-            self._add(slot, tensor, values=self._spec.values)
-        plans = {plan.path: plan for plan in pending.plan.modules}
-        reading = _Reading(plans, self._recorder, self._capture, values=self._spec.values)
-        with torch.no_grad():
-            subject.copy.run(args, kwargs, watch=reading)
+        reading = self._reading(pending, subject, values=self._spec.values)
+        if study is None:
+            args, kwargs = subject.samples.to(subject.copy.device)
+            with torch.no_grad():
+                subject.copy.run(args, kwargs, watch=reading)
+        else:
+            study.observe(reading)
         facts: dict[str, Any] = {}
         for name, picture in self._pictures.items():
             try:
@@ -306,28 +356,81 @@ class Probe:
                 continue
             facts[name] = result.facts
             for each in result.maps:
-                slot = self._picture_slot(name, pending, each.node, each.role)
+                slot = self._own_slot(PICTURE_PREFIX + name, pending, each.node, each.role)
                 self._add(slot, each.values, values=True)
         return facts
+
+    def _reading(self, pending: Pending, subject: Subject, *, values: bool) -> _Reading:
+        """Read the samples; return what reads the tensors of a pass."""
+        args, kwargs = subject.samples.to(subject.copy.device)
+        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            slot = self._input_slot(input_role(path), pending.iteration)
+            self._add(slot, tensor, values=values)
+        plans = {plan.path: plan for plan in pending.plan.modules}
+        return _Reading(plans, self._recorder, self._capture, values=values)
+
+    def _intervene(
+        self, name: str, interventions: Interventions, study: Study, pending: Pending
+    ) -> Made | None:
+        """Make an intervention, and read its tensors and effects."""
+        reading = None
+        if not interventions.is_swept(name):
+            values = interventions.stores_values(name)
+            reading = self._reading(pending, study.subject, values=values)
+        made = interventions.made(name, study, reading)
+        if made is None:
+            return None
+        top = pending.plan.top
+        for place in made.facts["places"]:
+            place[0] = None if place[0] is None else top.node(place[0])
+        if made.effects is not None:
+            slot = self._own_slot(EFFECT_PREFIX + name, pending, "", "effect")
+            self._add(slot, made.effects, values=True)
+        return made
 
     def _add(self, slot: Slot, tensor: torch.Tensor, *, values: bool) -> None:
         with without_functions():
             dim = self._capture.batch_dim(tensor, "auto", slot)
             self._capture.add(slot, tensor.detach(), batch_dim=dim, values=values)
 
-    def _picture_slot(self, name: str, pending: Pending, path: str | None, role: str) -> Slot:
+    def _own_slot(self, pass_: str, pending: Pending, path: str | None, role: str) -> Slot:
         top = pending.plan.top
         node = "input" if path is None else top.node(path)
-        slot = self._slots.get((name, node, role))
+        slot = self._slots.get((pass_, node, role))
         if slot is None:
-            slot = self._slots[name, node, role] = Slot(
+            slot = self._slots[pass_, node, role] = Slot(
                 lambda: "input" if path is None else top.node(path),
                 role,
                 iteration=pending.iteration if path is None else 0,
-                pass_=PICTURE_PREFIX + name,
+                pass_=pass_,
                 kind="input" if path is None else "computed",
             )
         return slot
+
+
+_TRAINING = {"eval": False, "train": True, "as_is": None}
+"""The mode of a copy's modules, by the mode of the probe."""
+
+
+def _under(autocast: Autocast, copy: CleanCopy) -> AbstractContextManager[Any]:
+    """Return the program's autocast, unless the copy is on another device."""
+    return nullcontext() if copy.moved else autocast.again()
+
+
+def _interventions(
+    probe: str,
+    spec: Spec,
+    *,
+    warn: Callable[[str], None],
+    tell: Callable[[str, str], None],
+) -> Interventions | None:
+    """Return the interventions on a probe; None if there are none."""
+    declared = {name: each for name, each in spec.interventions.items() if each.of == probe}
+    if not declared:
+        return None
+    from comgra_decl.hooks.probing.interventions import Interventions
+
+    return Interventions(declared, warn=warn, tell=tell)
 
 
 class _Reading:

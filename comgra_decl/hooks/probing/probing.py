@@ -30,6 +30,7 @@ class Probing:
         warn: called with the reason why a probe or a picture is missing.
         say: called with (probe, sentence) when a budget has chosen the gap between records.
         left: returns how many bytes the run's disk budget leaves; see `Checkpoints`.
+        tell: called with (intervention, sentence) about what it changes.
 
     Attributes:
         first: called with (node, model) before a trained model is called; None for nothing.
@@ -45,6 +46,7 @@ class Probing:
         warn: Callable[[str], None],
         say: Callable[[str, str, str], None],
         left: Callable[[int], float | None],
+        tell: Callable[[str, str], None],
     ) -> None:
         self.first: Callable[[str, nn.Module], None] | None = None
         self._scheduled = scheduled
@@ -59,6 +61,7 @@ class Probing:
                 input_slot=input_slot,
                 warn=warn,
                 say=lambda what, text, name=name: say(f"probes.{name}.budget", what, text),  # type: ignore[misc]
+                tell=lambda name, text: tell(f"interventions.{name}", text),
             )
             for name in spec.probes
         ]
@@ -112,9 +115,11 @@ class Probing:
         """Run the probes that are due after a step that is recorded, and emit their records."""
         if self.perturbations is not None:
             self.perturbations.ended(info.step)
-        for each in (self._checkpoints, *self._probes):
-            raw = None if each is None else each.ended(info, table)
-            if raw is not None:
+        raw = None if self._checkpoints is None else self._checkpoints.ended(info, table)
+        if raw is not None:
+            sink(raw)
+        for probe in self._probes:
+            for raw in probe.ended(info, table):
                 sink(raw)
 
 

@@ -1,0 +1,223 @@
+"""What is done to a tensor: ablation, noise, steering, patching."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from comgra_decl.errors import ProbeError, did_you_mean
+from comgra_decl.spec.interventions import (
+    AddChange,
+    CategoryDifference,
+    Change,
+    ClampChange,
+    FunctionChange,
+    NoiseChange,
+    PatchChange,
+    ProjectionChange,
+    ScaleChange,
+)
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The samples that pass through a model.
+
+    Attributes:
+        count: the number of samples.
+        labels: the label of each sample; None while they are not known yet, in which case a change
+            that depends on them has no effect.
+        replicas: how many times the batch contains all samples, one copy after the other.
+    """
+
+    count: int
+    labels: Sequence[str] | None
+    replicas: int = 1
+
+
+def needs_clean(do: Change) -> bool:
+    """Return whether a change depends on the tensor's value in the unchanged pass."""
+    if do == "mean" or isinstance(do, NoiseChange):
+        return True
+    if isinstance(do, PatchChange):
+        return not _is_file(do.patch)
+    vector = do.add if isinstance(do, AddChange) else None
+    vector = do.project_off if isinstance(do, ProjectionChange) else vector
+    return isinstance(vector, CategoryDifference)
+
+
+def changed(
+    do: Change, tensor: torch.Tensor, clean: torch.Tensor | None, samples: Sampled
+) -> torch.Tensor:
+    """Return the changed tensor, of the same shape and dtype; gradients pass through.
+
+    Args:
+        do: the change.
+        tensor: the tensor, [replicas * samples, ...], or a parameter.
+        clean: its value in the unchanged pass, [samples, ...]; for a parameter, its own.
+        samples: the samples.
+
+    Raises:
+        ProbeError: the change is not possible for this tensor.
+    """
+    with torch.autocast(tensor.device.type, enabled=False):
+        if needs_clean(do):
+            new = _from_clean(do, tensor, clean, samples)
+        else:
+            new = _changed(do, tensor)
+    given: object = new
+    if not isinstance(given, torch.Tensor) or given.shape != tensor.shape:
+        found = list(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
+        raise ProbeError(f"must give a tensor of shape {list(tensor.shape)}, not {found}")
+    return new if new.dtype == tensor.dtype else new.to(tensor.dtype)
+
+
+def _changed(do: Change, tensor: torch.Tensor) -> torch.Tensor:
+    if do == "zero":
+        return torch.zeros_like(tensor)
+    if isinstance(do, ScaleChange):
+        return tensor * do.scale
+    if isinstance(do, ClampChange):
+        return tensor.clamp(*do.clamp)
+    if isinstance(do, AddChange):
+        return tensor + do.scale * _vector(do.add, tensor)
+    if isinstance(do, ProjectionChange):
+        return _projected(tensor, _vector(do.project_off, tensor), do.dim)
+    if isinstance(do, PatchChange):
+        return _from_file(str(do.patch), tensor).broadcast_to(tensor.shape)
+    assert isinstance(do, FunctionChange)
+    module, _, name = do.target.rpartition(".")
+    given: torch.Tensor = getattr(import_module(module), name)(tensor, **(do.model_extra or {}))
+    return given
+
+
+def _from_clean(
+    do: Change, tensor: torch.Tensor, clean: torch.Tensor | None, samples: Sampled
+) -> torch.Tensor:
+    """Make a change that depends on the unchanged pass."""
+    if clean is None:
+        raise ProbeError("the unchanged pass did not compute this tensor")
+    if isinstance(do, NoiseChange):
+        return tensor + _repeated(_noise(do, clean), tensor, samples)
+    if not clean.dim() or len(clean) != samples.count:
+        raise ProbeError(
+            f"needs samples in the first dimension, but the shape is {list(clean.shape)} for "
+            f"{samples.count} samples"
+        )
+    if isinstance(do, AddChange):
+        assert isinstance(do.add, CategoryDifference)
+        difference = _difference(do.add, clean, samples)
+        return tensor if difference is None else tensor + do.scale * difference
+    if isinstance(do, ProjectionChange):
+        assert isinstance(do.project_off, CategoryDifference)
+        difference = _difference(do.project_off, clean, samples)
+        return tensor if difference is None else _projected(tensor, difference, do.dim)
+    if isinstance(do, PatchChange):
+        source = clean[_sources(do.patch, samples.count)] if do.patch != "clean" else clean
+        return _repeated(source, tensor, samples)
+    assert do == "mean"
+    return _repeated(clean.mean(0, keepdim=True).expand_as(clean), tensor, samples)
+
+
+def _is_file(source: object) -> bool:
+    return isinstance(source, str) and source.endswith(".npy")
+
+
+def _repeated(value: torch.Tensor, tensor: torch.Tensor, samples: Sampled) -> torch.Tensor:
+    """Return a value of the unchanged pass, once for each copy of the samples."""
+    if samples.replicas > 1:
+        value = value.repeat(samples.replicas, *[1] * (value.dim() - 1))
+    if value.shape != tensor.shape:
+        raise ProbeError(
+            f"its shape is {list(tensor.shape)}, but {list(value.shape)} in the unchanged pass"
+        )
+    return value
+
+
+def _noise(do: NoiseChange, clean: torch.Tensor) -> torch.Tensor:
+    """Return the noise; it is drawn on the CPU, so that it is the same on every device."""
+    generator = torch.Generator().manual_seed(do.seed)
+    drawn = torch.randn(clean.shape, generator=generator).to(clean.device, clean.dtype)
+    return do.noise * clean.std(correction=0) * drawn
+
+
+def _sources(patch: str | int | list[int], count: int) -> list[int]:
+    """Return, for each sample, the sample whose value it receives."""
+    if patch == "other":
+        return [*range(1, count), 0]
+    assert not isinstance(patch, str)
+    sources = patch if isinstance(patch, list) else [patch] * count
+    if len(sources) != count:
+        raise ProbeError(f"patch lists {len(sources)} samples, but the probe has {count}")
+    for source in sources:
+        if not 0 <= source < count:
+            raise ProbeError(
+                f"sample {source} does not exist; there are {count} (0 to {count - 1})"
+            )
+    return sources
+
+
+def _projected(tensor: torch.Tensor, direction: torch.Tensor, along: int) -> torch.Tensor:
+    """Remove the component of a dimension along a direction."""
+    dim = along % tensor.dim()
+    if direction.dim() > 1:
+        kept = along % direction.dim()
+        others = [d for d in range(direction.dim()) if d != kept]
+        direction = direction.mean(others) if others else direction
+    if direction.dim() != 1 or len(direction) != tensor.shape[dim]:
+        raise ProbeError(
+            f"the direction has the shape {list(direction.shape)}, but dimension {along} has "
+            f"{tensor.shape[dim]} entries"
+        )
+    view = [1] * tensor.dim()
+    view[dim] = len(direction)
+    square = direction @ direction
+    if not float(square) > 0:
+        raise ProbeError("the direction is 0")
+    direction = direction.reshape(view)
+    component = (tensor * direction).sum(dim, keepdim=True)
+    return tensor - component / square * direction
+
+
+def _vector(given: Any, tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(given, str):
+        return _from_file(given, tensor)
+    try:
+        return torch.tensor(given, dtype=tensor.dtype, device=tensor.device)
+    except (TypeError, ValueError) as error:
+        raise ProbeError(f"{given} is not a regular list of numbers: {error}") from None
+
+
+def _from_file(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    try:
+        found = np.load(Path(name), allow_pickle=False)
+        return torch.from_numpy(np.ascontiguousarray(found)).to(tensor.device, tensor.dtype)
+    except (OSError, ValueError, TypeError) as error:
+        raise ProbeError(f"{name} cannot be read as a .npy file: {error}") from None
+
+
+def _difference(
+    given: CategoryDifference, clean: torch.Tensor, samples: Sampled
+) -> torch.Tensor | None:
+    """Return the difference of the means; None while the labels are not known."""
+    if samples.labels is None:
+        return None
+    if len(samples.labels) != samples.count:
+        raise ProbeError("needs a label for each sample")
+    means = []
+    for category in map(str, given.difference):
+        places = [i for i, label in enumerate(samples.labels) if label == category]
+        if not places:
+            known = sorted(set(samples.labels))
+            raise ProbeError(
+                f"no sample has the label {category!r} ({', '.join(known) or 'they have none'})"
+                f"{did_you_mean(category, known)}"
+            )
+        means.append(clean[places].mean(0))
+    return means[0] - means[1]

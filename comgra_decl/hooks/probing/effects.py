@@ -1,0 +1,306 @@
+"""The effects of a change in many places, one at a time or estimated from a gradient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.probing.changes import changed
+from comgra_decl.hooks.probing.measuring import Gauge
+from comgra_decl.hooks.probing.passes import Call, Edit, Study, inputs_of, outputs_of
+from comgra_decl.hooks.probing.places import (
+    Division,
+    Named,
+    Region,
+    chosen,
+    combinations,
+    mask,
+    picked,
+    with_tensor,
+)
+from comgra_decl.spec.interventions import NODE, FunctionChange, InterventionSpec
+
+_SAME = 1e-3
+"""Largest difference, relative to the largest measure, between a pass with one copy of the samples
+and one with several, if a model does not mix samples."""
+
+
+@dataclass(frozen=True)
+class Effects:
+    """The effects of a change in all places.
+
+    Attributes:
+        values: [samples, places], the measure with the change minus the baseline.
+        baseline: [samples], the measure without it.
+    """
+
+    values: torch.Tensor
+    baseline: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """The places in one module or, if modules are not swept, in all of them.
+
+    Attributes:
+        path: the module; None for all.
+        swept: the parts that are changed one at a time, by name.
+        fixed: the parts that are changed in each place.
+    """
+
+    path: str | None
+    swept: dict[str, list[int]]
+    fixed: dict[str, list[int]]
+
+    @property
+    def regions(self) -> list[Region]:
+        """The places."""
+        return [
+            Region(None, self.path, {**self.fixed, **each}) for each in combinations(self.swept)
+        ]
+
+
+def groups(spec: InterventionSpec, edit: Edit, study: Study) -> list[Group]:
+    """Return the places of a sweep, by module.
+
+    Raises:
+        ProbeError: a tensor does not have the parts, or the modules have different ones.
+    """
+    names = [name for name in spec.sweep if name != NODE]
+    found = []
+    for path, tensor in _tensors(edit, study):
+        divisions = edit.divisions(path, tensor, study.modules.heads)
+        indices = {n: chosen(n, edit.parts[n], d.count) for n, d in divisions.items()}
+        fixed = {name: each for name, each in indices.items() if name not in names}
+        found.append(Group(path, {name: indices[name] for name in names}, fixed))
+    if NODE in spec.sweep or not found:
+        return found
+    if any((group.swept, group.fixed) != (found[0].swept, found[0].fixed) for group in found):
+        raise ProbeError("the selected modules have different parts; add node to `sweep`")
+    return [replace(found[0], path=None)]
+
+
+def _tensors(edit: Edit, study: Study) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield one tensor of each module that a change affects."""
+    for path in edit.paths:
+        if edit.spec.of_parameters:
+            yield from ((path, t) for _, t in study.modules.parameters(path, edit.spec)[:1])
+            continue
+        call = Call(path, edit.spec.role, edit.spec.iteration or 0)
+        if call in study.clean:
+            yield path, study.clean[call]
+
+
+# -- one at a time -----------------------------------------------------------------------------
+
+
+def swept(
+    spec: InterventionSpec, edit: Edit, study: Study, *, first: Sequence[Edit], gauge: Gauge
+) -> Effects:
+    """Return the effects of making a change in one place at a time.
+
+    Raises:
+        ProbeError: the change is not possible, or its effect cannot be measured.
+    """
+    regions = [r for group in groups(spec, edit, study) for r in group.regions]
+    with torch.no_grad():
+        with study.changed(first) as output:
+            baseline = gauge(output)[0]
+        count = spec.batch // study.samples.count
+        if count > 2 and _can_repeat([edit, *first], study):
+            values = _together(regions, edit, study, first, gauge, count=count, check=baseline)
+        else:
+            values = None
+        if values is None:
+            values = torch.stack(
+                [_one(region, edit, study, first, gauge) - baseline for region in regions], 1
+            )
+    return Effects(values, baseline)
+
+
+def _can_repeat(edits: Sequence[Edit], study: Study) -> bool:
+    """Return whether a batch may contain the samples several times."""
+    if any(isinstance(edit.spec.do, FunctionChange) for edit in edits):
+        return False  # it may depend on the whole batch
+    if edits[0].spec.of_parameters:
+        return False
+    return study.mixes_nothing and all(
+        tensor.dim() and len(tensor) == study.samples.count for tensor in study.clean.values()
+    )
+
+
+def _one(
+    region: Region, edit: Edit, study: Study, first: Sequence[Edit], gauge: Gauge
+) -> torch.Tensor:
+    here = replace(edit, regions=[region])
+    with study.changed([*first, here]) as output:
+        return gauge(output)[0]
+
+
+def _together(
+    regions: Sequence[Region],
+    edit: Edit,
+    study: Study,
+    first: Sequence[Edit],
+    gauge: Gauge,
+    *,
+    count: int,
+    check: torch.Tensor,
+) -> torch.Tensor | None:
+    """Return the effects, [samples, places], from passes in which the samples are repeated.
+
+    The first copy of the samples in each pass is unchanged, and the others are compared with it.
+
+    Args:
+        regions: the places.
+        edit: the change.
+        study: makes the passes.
+        first: changes made to all copies.
+        gauge: measures the outputs.
+        count: the number of copies in a pass.
+        check: the measure of a pass with one copy.
+
+    Returns:
+        None if a model gives other results for a batch with several copies.
+    """
+    found = []
+    for begin in range(0, len(regions), count - 1):
+        here = regions[begin : begin + count - 1]
+        placed = [region._replace(replica=1 + i) for i, region in enumerate(here)]
+        edits = [*first, replace(edit, regions=placed)]
+        try:
+            with study.changed(edits, replicas=1 + len(here)) as output:
+                values = gauge(output, 1 + len(here))
+        except Exception:
+            if begin:
+                raise
+            return None  # it may still work with one copy, which otherwise raises the same error
+        if not begin and not _agree(values[0], check):
+            return None
+        found.append(values[1:] - values[0])
+    return torch.cat(found).T if found else check.new_zeros(len(check), 0)
+
+
+def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    scale = float(other.abs().max())
+    return bool(torch.allclose(one, other, rtol=_SAME, atol=_SAME * scale, equal_nan=True))
+
+
+# -- estimated ---------------------------------------------------------------------------------
+
+
+class _Tapping:
+    """Reads tensors at once, and their gradients from hooks on them."""
+
+    def __init__(self, edit: Edit) -> None:
+        self.values: dict[Call, torch.Tensor] = {}
+        self.gradients: dict[Call, torch.Tensor] = {}
+        self.leaves: list[torch.Tensor] = []
+        self._edit = edit
+        self._calls: Counter[str] = Counter()
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Tap the input of a call."""
+        number = self._calls[path]
+        self._calls[path] += 1
+        given: tuple[tuple[Any, ...], dict[str, Any]] = args, dict(kwargs)
+        if self._is_meant(path, number, "input"):
+            given = self._tapped(path, number, given, inputs_of(*given))
+        return given
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Tap the output of a call."""
+        number = self._calls[path] - 1
+        if self._is_meant(path, number, "output"):
+            return self._tapped(path, number, output, outputs_of(output))
+        return output
+
+    def _is_meant(self, path: str, number: int, side: str) -> bool:
+        spec = self._edit.spec
+        here = path in self._edit.paths and spec.role.startswith(side)
+        return here and spec.iteration in (None, number)
+
+    def _tapped(self, path: str, number: int, value: Any, tensors: Sequence[Named]) -> Any:
+        found = picked(self._edit.spec.role, tensors)
+        if found is None or not found.tensor.is_floating_point():
+            return value
+        call, tensor = Call(path, self._edit.spec.role, number), found.tensor
+        if not tensor.requires_grad:
+            self.leaves.append(tensor.detach().requires_grad_())
+            tensor = self.leaves[-1].view_as(tensor)
+            value = with_tensor(value, found.tensor, tensor)
+        self.values[call] = tensor.detach().clone()
+        tensor.register_hook(lambda gradient: self._keep(call, gradient))
+        return value
+
+    def _keep(self, call: Call, gradient: torch.Tensor) -> None:
+        self.gradients[call] = gradient.detach().clone()
+
+
+def estimated(
+    spec: InterventionSpec, edit: Edit, study: Study, *, first: Sequence[Edit], gauge: Gauge
+) -> Effects:
+    """Return estimates of the effects, from one pass with gradients.
+
+    The estimate for a place is the sum of the gradient of the measure times the change of the
+    values there, which is the first term of a Taylor series (Nanda 2023, "Attribution patching").
+
+    Raises:
+        ProbeError: the measure has no gradient, or the change is not possible.
+    """
+    tapping = _Tapping(edit)
+    with torch.enable_grad(), study.changed(first, watch=tapping) as output:
+        baseline = gauge(output)[0]
+        if not baseline.requires_grad:
+            raise ProbeError("the measure has no gradient with respect to the selected tensors")
+        parameters = (p for p in study.subject.copy.module.parameters() if p.requires_grad)
+        leaves = [*parameters, *tapping.leaves]
+        torch.autograd.grad(baseline.sum(), leaves, allow_unused=True)
+    found = []
+    with torch.no_grad():
+        total = {call: _contribution(edit, call, tapping, study) for call in tapping.values}
+        for group in groups(spec, edit, study):
+            calls = [call for call in total if group.path in (None, call.path)]
+            each = [_by_place(total[call], call.path, group, edit, study) for call in calls]
+            found.append(torch.stack(each).sum(0))
+    return Effects(torch.cat(found, 1), baseline.detach())
+
+
+def _contribution(edit: Edit, call: Call, tapping: _Tapping, study: Study) -> torch.Tensor:
+    """Return the gradient times the change, element by element."""
+    old = tapping.values[call]
+    new = changed(edit.spec.do, old, study.clean.get(call), study.samples)
+    edit.tally.add(old, new, None)
+    gradient = tapping.gradients.get(call)
+    return torch.zeros_like(old) if gradient is None else gradient * (new - old)
+
+
+def _by_place(
+    values: torch.Tensor, path: str, group: Group, edit: Edit, study: Study
+) -> torch.Tensor:
+    """Return the sums of values, [samples, ...], over each place, [samples, places]."""
+    divisions = edit.divisions(path, values, study.modules.heads)
+    wanted = torch.float64 if values.dtype == torch.float64 else torch.float32
+    values = values.to(wanted)
+    dims = [each.dim for each in divisions.values()]
+    for dim in range(1, values.dim()):
+        if dim not in dims:
+            values = values.sum(dim, keepdim=True)
+    for name, each in divisions.items():
+        if dims.count(each.dim) == 1 and each.size > 1:
+            values = values.unflatten(each.dim, (each.count, each.size)).sum(each.dim + 1)
+            divisions[name] = Division(each.dim, each.count, 1)
+    sums = []
+    for region in group.regions:
+        where = mask(values.shape, divisions, [region], replicas=1, device=values.device)
+        inside = values if where is None else torch.where(where, values, 0.0)
+        sums.append(inside.flatten(1).sum(1))
+    return torch.stack(sums, 1)

@@ -1,0 +1,281 @@
+"""The interventions on one probe: checked before training, made at its records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from comgra_decl.errors import ProbeError, SpecError, did_you_mean, wrong_spec
+from comgra_decl.hooks.probing.copying import CleanCopy, Watch
+from comgra_decl.hooks.probing.effects import estimated, groups, swept
+from comgra_decl.hooks.probing.measuring import Gauge
+from comgra_decl.hooks.probing.passes import Edit, Study
+from comgra_decl.hooks.probing.places import Modules
+from comgra_decl.hooks.probing.samples import Samples
+from comgra_decl.hooks.probing.subject import Subject
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.spec.interventions import NODE, ChangeSpec, InterventionSpec, PartSpec
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an intervention has given.
+
+    Attributes:
+        facts: see `records.INTERVENTION`.
+        effects: [samples] or, for a sweep, [samples, places]; None if they cannot be measured.
+    """
+
+    facts: dict[str, Any]
+    effects: torch.Tensor | None
+
+
+class Interventions:
+    """Makes the interventions on a probe.
+
+    Args:
+        declared: the interventions by name.
+        warn: called once for each intervention that cannot be made, or that did nothing.
+        tell: called with (intervention, sentence) about what the first one has changed.
+    """
+
+    def __init__(
+        self,
+        declared: Mapping[str, InterventionSpec],
+        *,
+        warn: Callable[[str], None],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self._declared = declared
+        self._warn = warn
+        self._tell = tell
+        self._told: set[str] = set()
+        self._over: set[str] = set()  # those that failed
+        self._records = 0
+        self._checked = False
+
+    # -- before training -----------------------------------------------------------------------
+
+    def require(self, clean: CleanCopy, samples: Samples) -> None:
+        """Try all changes once, before the program's first forward pass.
+
+        Raises:
+            SystemExit: a pattern, a role or a part does not exist in the model; lists every
+                problem.
+        """
+        if self._checked:
+            return
+        self._checked = True
+        modules = Modules(clean)
+        problems = [
+            problem
+            for name in self._declared
+            for where, change in self._changes(name)
+            for problem in modules.problems(change, where)
+        ]
+        if not problems:
+            study = self.study(Subject(clean, samples), labels=None)
+            with suppress(Exception):  # reported when the probe itself runs
+                study.observe()
+            if study.output is not None:
+                problems = [p for name in self._declared for p in self._rehearsed(name, study)]
+            study.rewind()
+        if problems:
+            raise SystemExit(wrong_spec(SpecError(problems)))
+
+    def _changes(self, name: str) -> Iterator[tuple[str, ChangeSpec]]:
+        """Yield the changes of an intervention in their order, with their places in the spec."""
+        spec, where = self._declared[name], f"comgra.interventions.{name}"
+        for i, change in enumerate(spec.first):
+            yield f"{where}.first[{i}]", change
+        yield where, spec
+
+    def _rehearsed(self, name: str, study: Study) -> Iterator[str]:
+        """Yield the problems that appear if the changes are made."""
+        spec = self._declared[name]
+        edits = self._edits(name, study.modules)
+        try:
+            if spec.sweep:
+                places = [r for group in groups(spec, edits[-1], study) for r in group.regions]
+                edits[-1] = replace(edits[-1], regions=places[:1])
+            with torch.no_grad(), study.changed(edits):
+                pass
+        except ProbeError as error:
+            yield f"comgra.interventions.{name}: {error}"
+            return
+        except torch.OutOfMemoryError:
+            return
+        except Exception as error:
+            yield f"comgra.interventions.{name}: the pass fails ({type(error).__name__}: {error})"
+            return
+        for (where, change), edit in zip(self._changes(name), edits, strict=True):
+            if not edit.tally.tensors:
+                yield _never(where, change, edit.paths, study)
+
+    def _edits(self, name: str, modules: Modules) -> list[Edit]:
+        spec = self._declared[name]
+        return [
+            Edit(change, _parts(change), modules.selected(change)) for change in (*spec.first, spec)
+        ]
+
+    # -- at a record ---------------------------------------------------------------------------
+
+    def study(self, subject: Subject, *, labels: Sequence[str] | None) -> Study:
+        """Return a study of the samples; the unchanged pass comes first."""
+        modules = Modules(subject.copy)
+        wanted: dict[str, set[str]] = {}
+        for name in self._declared:
+            for _, change in self._changes(name):
+                for path in () if change.of_parameters else modules.selected(change):
+                    wanted.setdefault(path, set()).add(change.role)
+        return Study(subject, wanted, labels=labels)
+
+    def due(self) -> list[str]:
+        """Return the interventions to make at a record of the probe."""
+        number = self._records
+        self._records += 1
+        return [
+            name
+            for name, spec in self._declared.items()
+            if name not in self._over and number % spec.every == 0
+        ]
+
+    def is_swept(self, name: str) -> bool:
+        """Return whether an intervention stores only its effects."""
+        return bool(self._declared[name].sweep)
+
+    def stores_values(self, name: str) -> bool:
+        """Return whether the record of an intervention contains all values."""
+        return self._declared[name].values
+
+    def made(self, name: str, study: Study, watch: Watch | None) -> Made | None:
+        """Make an intervention; return None if it cannot be made, which is reported.
+
+        Args:
+            name: the intervention.
+            study: the samples, after the unchanged pass.
+            watch: observes the calls, unless the intervention is swept.
+        """
+        try:
+            spec = self._declared[name]
+            edits = self._edits(name, study.modules)
+            made = _swept(spec, edits, study) if spec.sweep else _whole(spec, edits, study, watch)
+        except Exception as error:
+            known = isinstance(error, ProbeError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            self._over.add(name)
+            self._warn(f"intervention {name!r} is not made: {reason}")
+            return None
+        self._report(name, spec, made)
+        return made
+
+    def _report(self, name: str, spec: InterventionSpec, made: Made) -> None:
+        """Say once what has changed, and if nothing has."""
+        facts, whose = made.facts, f"intervention {name!r}"
+        if name not in self._told:
+            self._told.add(name)
+            self._tell(name, f"{whose} changed {_amount(facts['changes'])}")
+            if "unmeasured" in facts and "measure" in spec.model_fields_set:
+                self._warn(f"{whose} has no effects: {facts['unmeasured']}")
+        idle = [i for i, change in enumerate(facts["changes"]) if not change["changed"]]
+        if len(idle) == len(facts["changes"]):
+            self._warn(f"{whose} did nothing: every element kept its value")
+        elif idle:
+            which = ", ".join(str(i + 1) for i in idle)
+            self._warn(f"change {which} of {whose} did nothing: every element kept its value")
+        elif facts["same"]:
+            result = "no place has an effect" if spec.sweep else "the model's output is the same"
+            self._warn(f"{whose} did nothing: it changed {_amount(facts['changes'])}, but {result}")
+
+
+def _parts(change: ChangeSpec) -> dict[str, PartSpec]:
+    return change.swept_parts if isinstance(change, InterventionSpec) else change.parts
+
+
+def _never(where: str, change: ChangeSpec, paths: Sequence[str], study: Study) -> str:
+    """Explain why no tensor was found."""
+    shown = ", ".join(path or "the model" for path in paths[:_SHOWN])
+    more = ", ..." if len(paths) > _SHOWN else ""
+    called = [path for path in paths if path in study.seen]
+    if not called:
+        return f"{where}.select: none of the selected modules ({shown}{more}) is called"
+    roles = sorted({role for path in called for role in study.seen[path]})
+    if change.iteration is not None and change.role in {*roles, "output", "input"}:
+        return f"{where}.iteration: no selected module is called {change.iteration + 1} times"
+    return (
+        f"{where}.role: no call of a selected module ({shown}{more}) has {change.role!r}; it has "
+        f"{', '.join(roles)}{did_you_mean(change.role, roles)}"
+    )
+
+
+def _amount(changes: Sequence[Mapping[str, Any]]) -> str:
+    texts = [
+        f"{c['changed']:,} of {c['elements']:,} elements in {c['tensors']} "
+        f"tensor{'s' if c['tensors'] != 1 else ''} by up to {c['largest']:.3g}"
+        for c in changes
+    ]
+    return ", then ".join(texts)
+
+
+def _whole(
+    spec: InterventionSpec, edits: Sequence[Edit], study: Study, watch: Watch | None
+) -> Made:
+    """Make all changes in one pass, which `watch` records."""
+    facts: dict[str, Any] = {}
+    effects = None
+    with torch.no_grad(), study.changed(edits, watch=watch) as output:
+        same = _equal(output, study.output)
+        try:
+            gauge = Gauge(spec, study.subject.samples, study.output)
+            clean, value = gauge(study.output)[0], gauge(output)[0]
+            effects = value - clean
+            facts = {"measure": gauge.name, "clean": clean.tolist(), "baseline": clean.tolist()}
+        except ProbeError as error:
+            facts = {"unmeasured": str(error)}
+    facts |= {"changes": [_counted(edit) for edit in edits], "same": same}
+    return Made({**facts, "axes": [], "places": []}, effects)
+
+
+def _swept(spec: InterventionSpec, edits: Sequence[Edit], study: Study) -> Made:
+    """Return the effects of the last change in each place, with the others always made."""
+    *first, edit = edits
+    gauge = Gauge(spec, study.subject.samples, study.output)
+    with torch.no_grad():
+        clean = gauge(study.output)[0]
+    method = swept if spec.estimate is None else estimated
+    found = method(spec, edit, study, first=first, gauge=gauge)
+    names = [name for name in spec.sweep if name != NODE]
+    facts = {
+        "measure": gauge.name,
+        "clean": clean.tolist(),
+        "baseline": found.baseline.tolist(),
+        "changes": [_counted(each) for each in edits],
+        "same": not bool(found.values.any()),
+        "axes": spec.sweep,
+        "places": [
+            [group.path, *(group.swept[name] for name in names)]
+            for group in groups(spec, edit, study)
+        ],
+    }
+    return Made(facts, found.values)
+
+
+def _counted(edit: Edit) -> dict[str, Any]:
+    tally = edit.tally
+    return {
+        "tensors": tally.tensors,
+        "elements": tally.elements,
+        "changed": tally.changed,
+        "largest": tally.largest,
+    }
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = zip(tensors_in(one), tensors_in(other), strict=True)
+    return all(torch.equal(a, b) for (_, a), (_, b) in pairs)

@@ -1,0 +1,446 @@
+"""Passes through a copy of the model with changes in it, each from the same state."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.probing.changes import Sampled, changed
+from comgra_decl.hooks.probing.copying import CleanCopy, Watch
+from comgra_decl.hooks.probing.places import (
+    Division,
+    Modules,
+    Named,
+    Region,
+    chosen,
+    division,
+    mask,
+    picked,
+    with_tensor,
+)
+from comgra_decl.hooks.probing.subject import Subject
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.tensors.boundaries import input_role
+from comgra_decl.spec.interventions import ChangeSpec, PartSpec
+
+
+class Call(NamedTuple):
+    """A tensor in one call of a module: the role is that of the spec, such as "output"."""
+
+    path: str
+    role: str
+    iteration: int
+
+
+class Rewind:
+    """Puts a copy and all generators back into the state in which they were when this was made.
+
+    Args:
+        clean: the copy. Its parameters are left alone.
+    """
+
+    def __init__(self, clean: CleanCopy) -> None:
+        self._modules = [*clean.module.modules()]
+        self._attributes = [dict(vars(module)) for module in self._modules]
+        self._buffers = [dict(module._buffers) for module in self._modules]
+        held = [t for module in self._modules for t in _tensors_of(module)]
+        self._tensors = [(tensor, tensor.detach().clone()) for tensor in held]
+        found = (v for own in self._attributes for v in own.values())
+        self._own = [(g, g.get_state()) for g in found if isinstance(g, torch.Generator)]
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+        device = clean.device
+        self._cuda = device if device.type == "cuda" else None
+        self._torch = torch.default_generator.get_state()
+        self._on_cuda = None if self._cuda is None else torch.cuda.get_rng_state(self._cuda)
+
+    def __call__(self) -> None:
+        """Restore the state."""
+        with torch.no_grad():
+            for tensor, content in self._tensors:
+                tensor.detach().copy_(content)
+        for module, attributes, buffers in zip(
+            self._modules, self._attributes, self._buffers, strict=True
+        ):
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for generator, state in self._own:
+            generator.set_state(state)
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+        torch.default_generator.set_state(self._torch)
+        if self._on_cuda is not None and self._cuda is not None:
+            torch.cuda.set_rng_state(self._on_cuda, self._cuda)
+
+
+def _tensors_of(module: nn.Module) -> Iterator[torch.Tensor]:
+    for value in (*module._buffers.values(), *vars(module).values()):
+        if isinstance(value, torch.Tensor):
+            yield value
+
+
+@dataclass
+class Tally:
+    """How much a change has changed.
+
+    Attributes:
+        tensors: the number of tensors that were to be changed.
+        elements: the number of elements that were to be changed.
+    """
+
+    tensors: int = 0
+    elements: int = 0
+    _changed: list[torch.Tensor] = field(default_factory=list)
+    _largest: list[torch.Tensor] = field(default_factory=list)
+
+    def add(self, old: torch.Tensor, new: torch.Tensor, where: torch.Tensor | None) -> None:
+        """Count the elements that differ."""
+        self.tensors += 1
+        differs = (new != old) & ~((new != new) & (old != old))
+        if where is None:
+            self.elements += old.numel()
+        else:
+            covered = old.numel() // max(1, where.numel())
+            self.elements += int(where.sum()) * covered
+        self._changed.append(differs.sum())
+        if old.numel():
+            gap = (new.detach().double() - old.detach().double()).abs()
+            self._largest.append(torch.where(differs, gap, 0.0).max())
+
+    @property
+    def changed(self) -> int:
+        """The number of elements that differ."""
+        return sum(int(count) for count in self._changed)
+
+    @property
+    def largest(self) -> float:
+        """The largest difference of an element."""
+        return max((float(value) for value in self._largest), default=0.0)
+
+
+@dataclass
+class Edit:
+    """One change in a pass.
+
+    Attributes:
+        spec: the change.
+        parts: the parts that `spec` names, and those of a sweep.
+        paths: the selected modules.
+        regions: where the change is made; None: in the parts that `spec` names, in all modules.
+        tally: counts what it has changed.
+    """
+
+    spec: ChangeSpec
+    parts: Mapping[str, PartSpec]
+    paths: Sequence[str]
+    regions: Sequence[Region] | None = None
+    tally: Tally = field(default_factory=Tally)
+
+    def applied(
+        self,
+        tensor: torch.Tensor,
+        path: str,
+        clean: torch.Tensor | None,
+        *,
+        heads: Callable[[str], int | None],
+        samples: Sampled,
+    ) -> torch.Tensor:
+        """Return the changed tensor; the same one if the change is not made in this module.
+
+        Raises:
+            ProbeError: the change is not possible for this tensor.
+        """
+        try:
+            regions = self._regions(path, tensor, heads)
+            if not regions:
+                return tensor
+            divisions = self.divisions(path, tensor, heads)
+            where = mask(
+                tensor.shape,
+                divisions,
+                regions,
+                replicas=samples.replicas,
+                device=tensor.device,
+            )
+            new = changed(self.spec.do, tensor, clean, samples)
+        except Exception as error:
+            known = isinstance(error, ProbeError)
+            reason = str(error) if known else f"{type(error).__name__}: {error}"
+            raise ProbeError(f"{path or 'the model'}, {self.spec.role}: {reason}") from error
+        if where is not None:
+            new = torch.where(where, new, tensor)
+        with torch.no_grad():
+            self.tally.add(tensor, new, where)
+        return new
+
+    def divisions(
+        self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
+    ) -> dict[str, Division]:
+        """Return how the parts divide a tensor of a module.
+
+        Raises:
+            ProbeError: they cannot divide it.
+        """
+        return {
+            name: division(name, part, tensor.shape, heads(path))
+            for name, part in self.parts.items()
+        }
+
+    def _regions(
+        self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
+    ) -> list[Region]:
+        if self.regions is not None:
+            return [region for region in self.regions if region.path in (None, path)]
+        divisions = self.divisions(path, tensor, heads)
+        indices = {name: chosen(name, self.parts[name], d.count) for name, d in divisions.items()}
+        return [Region(None, None, indices)]
+
+
+class Remembering:
+    """Remembers tensors of the unchanged pass.
+
+    Args:
+        wanted: the roles to remember, by path.
+        inner: observes the same calls.
+
+    Attributes:
+        values: a copy of each tensor.
+        seen: the roles that calls of these modules had, by path.
+    """
+
+    def __init__(self, wanted: Mapping[str, set[str]], inner: Watch | None = None) -> None:
+        self.values: dict[Call, torch.Tensor] = {}
+        self.seen: dict[str, set[str]] = {}
+        self._wanted = wanted
+        self._inner = inner
+        self._calls: Counter[str] = Counter()
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Remember the inputs of a call."""
+        number = self._calls[path]
+        self._calls[path] += 1
+        for role in self._wanted.get(path, ()):
+            if role.startswith("input"):
+                self._keep(Call(path, role, number), inputs_of(args, kwargs))
+        return None if self._inner is None else self._inner.before(path, module, args, kwargs)
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Remember the outputs of a call."""
+        number = self._calls[path] - 1
+        for role in self._wanted.get(path, ()):
+            if role.startswith("output"):
+                self._keep(Call(path, role, number), outputs_of(output))
+        return output if self._inner is None else self._inner.after(path, module, output)
+
+    def _keep(self, call: Call, tensors: Sequence[Named]) -> None:
+        self.seen.setdefault(call.path, set()).update(each.role for each in tensors)
+        found = picked(call.role, tensors)
+        if found is not None:
+            self.values[call] = found.tensor.detach().clone()
+
+
+class Editing:
+    """Makes changes in a pass, in the order in which they are listed.
+
+    Args:
+        edits: the changes.
+        modules: the modules of the copy.
+        clean: tensors of the unchanged pass.
+        samples: the samples.
+        inner: observes the same calls, and sees the changed tensors.
+    """
+
+    def __init__(
+        self,
+        edits: Sequence[Edit],
+        *,
+        modules: Modules,
+        clean: Mapping[Call, torch.Tensor],
+        samples: Sampled,
+        inner: Watch | None = None,
+    ) -> None:
+        self._edits = [edit for edit in edits if not edit.spec.of_parameters]
+        self._of_parameters = [edit for edit in edits if edit.spec.of_parameters]
+        self._modules = modules
+        self._clean = clean
+        self._samples = samples
+        self._inner = inner
+        self._calls: Counter[str] = Counter()
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Change the inputs of a call."""
+        number = self._calls[path]
+        self._calls[path] += 1
+        given: tuple[tuple[Any, ...], dict[str, Any]] = args, dict(kwargs)
+        for edit in self._at(path, number, "input"):
+            found = picked(edit.spec.role, inputs_of(*given))
+            if found is not None:
+                new = self._applied(edit, found.tensor, Call(path, edit.spec.role, number))
+                given = with_tensor(given, found.tensor, new)
+        if self._inner is not None:
+            given = self._inner.before(path, module, *given) or given
+        return given
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Change the outputs of a call."""
+        number = self._calls[path] - 1
+        for edit in self._at(path, number, "output"):
+            found = picked(edit.spec.role, outputs_of(output))
+            if found is not None:
+                new = self._applied(edit, found.tensor, Call(path, edit.spec.role, number))
+                output = with_tensor(output, found.tensor, new)
+        return output if self._inner is None else self._inner.after(path, module, output)
+
+    def _at(self, path: str, number: int, side: str) -> Iterator[Edit]:
+        for edit in self._edits:
+            here = edit.spec.role.startswith(side) and path in edit.paths
+            if here and edit.spec.iteration in (None, number):
+                yield edit
+
+    def _applied(self, edit: Edit, tensor: torch.Tensor, call: Call) -> torch.Tensor:
+        return edit.applied(
+            tensor,
+            call.path,
+            self._clean.get(call),
+            heads=self._modules.heads,
+            samples=self._samples,
+        )
+
+    @contextmanager
+    def parameters(self) -> Iterator[None]:
+        """Change parameters, in place, because they may be tied or cached; then restore them."""
+        saved: list[tuple[torch.Tensor, torch.Tensor]] = []
+        single = Sampled(self._samples.count, self._samples.labels)
+        try:
+            for edit in self._of_parameters:
+                for path in edit.paths:
+                    for _, parameter in self._modules.parameters(path, edit.spec):
+                        value = parameter.detach()
+                        saved.append((value, value.clone()))
+                        heads = self._modules.heads
+                        new = edit.applied(value, path, saved[-1][1], heads=heads, samples=single)
+                        value.copy_(new)
+            yield
+        finally:
+            for value, content in reversed(saved):
+                value.copy_(content)
+
+
+def inputs_of(args: Any, kwargs: Any) -> list[Named]:
+    """Return the tensors that a call receives, with their roles."""
+    given = (*tensors_in(args), *tensors_in(kwargs))
+    return [Named(input_role(path), tensor) for path, tensor in given]
+
+
+def outputs_of(output: Any) -> list[Named]:
+    """Return the tensors that a call returns, with their roles."""
+    return [Named(f"output{path}", tensor) for path, tensor in tensors_in(output)]
+
+
+def repeated(given: Any, *, count: int, times: int) -> Any:
+    """Return nested arguments in which each tensor with samples contains them several times."""
+    for _, tensor in tensors_in(given):
+        if times > 1 and tensor.dim() and len(tensor) == count:
+            given = with_tensor(given, tensor, tensor.repeat(times, *[1] * (tensor.dim() - 1)))
+    return given
+
+
+def parts_of(output: Any, *, count: int, times: int) -> Iterator[Any]:
+    """Yield a nested output once for each copy of the samples.
+
+    Raises:
+        ProbeError: the output contains no samples.
+    """
+    named = [t for _, t in tensors_in(output) if t.dim() and len(t) == count * times]
+    if not named:
+        raise ProbeError("the model returns no tensor with one entry per sample")
+    for replica in range(times):
+        part = output
+        for tensor in named if times > 1 else ():
+            part = with_tensor(part, tensor, tensor[replica * count : (replica + 1) * count])
+        yield part
+
+
+class Study:
+    """The samples and the copy of the model at one record, for passes with and without changes.
+
+    Args:
+        subject: the copy and the samples.
+        wanted: the roles of tensors to remember in the unchanged pass, by path.
+        labels: the label of each sample; None if they are not known yet.
+
+    Attributes:
+        modules: the modules of the copy.
+        clean: tensors of the unchanged pass.
+        output: the output of the unchanged pass.
+        seen: the roles that the calls of modules had, by path.
+        rewind: puts the copy and all generators back into the state before the first pass.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        wanted: Mapping[str, set[str]],
+        *,
+        labels: Sequence[str] | None,
+    ) -> None:
+        self.subject = subject
+        self.samples = Sampled(len(subject.samples), labels)
+        self.modules = Modules(subject.copy)
+        self.clean: dict[Call, torch.Tensor] = {}
+        self.seen: dict[str, set[str]] = {}
+        self.output: Any = None
+        self._wanted = wanted
+        self.rewind = Rewind(subject.copy)
+
+    @property
+    def mixes_nothing(self) -> bool:
+        """Whether all modules are in evaluation mode, in which samples rarely affect others."""
+        return not any(module.training for module in self.subject.copy.module.modules())
+
+    def observe(self, watch: Watch | None = None) -> None:
+        """Make the unchanged pass."""
+        args, kwargs = self.subject.samples.to(self.subject.copy.device)
+        remembering = Remembering(self._wanted, watch)
+        with torch.no_grad():
+            self.output = self.subject.copy.run(args, kwargs, watch=remembering)
+        self.clean, self.seen = remembering.values, remembering.seen
+
+    @contextmanager
+    def changed(
+        self, edits: Sequence[Edit], *, replicas: int = 1, watch: Watch | None = None
+    ) -> Iterator[Any]:
+        """Make a pass with changes; its output is valid, and has a gradient, within the context.
+
+        Args:
+            edits: the changes, in order.
+            replicas: how many times the batch contains all samples.
+            watch: observes the calls, and sees the changed tensors.
+        """
+        self.rewind()
+        count = self.samples.count
+        given = self.subject.samples.to(self.subject.copy.device)
+        args, kwargs = repeated(given, count=count, times=replicas)
+        editing = Editing(
+            edits,
+            modules=self.modules,
+            clean=self.clean,
+            samples=Sampled(count, self.samples.labels, replicas),
+            inner=watch,
+        )
+        with editing.parameters():
+            yield self.subject.copy.run(args, kwargs, watch=editing)

@@ -1,0 +1,423 @@
+"""Interventions: a probe's samples, passed through the model with something changed in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
+
+from comgra_decl.errors import did_you_mean
+from comgra_decl.records import INTERVENTION_PREFIX
+from comgra_decl.spec.base import Bool, Int, Number, SpecModel
+from comgra_decl.spec.keep import checked_target
+from comgra_decl.spec.nodes import Selectors
+
+NODE = "node"
+"""The name of the axis of a sweep over the selected modules."""
+
+KNOWN_PARTS = {"head": -1, "channel": 1, "position": 1, "token": 1, "feature": -1}
+"""The dimension of each part that needs no `dim`."""
+
+_RESERVED = (NODE, "step", "mean", "error", "sample")
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+class PartSpec(SpecModel):
+    """A dimension of a tensor whose parts are changed one by one, or only some of them."""
+
+    dim: Int | None = None
+    """The dimension, counted in the full tensor with its batch dimension; -1 is the last. null: the
+    usual one, for the names head (-1), channel (1), position (1), token (1) and feature (-1)."""
+
+    groups: Annotated[Int, Field(ge=1)] | None = None
+    """Number of parts, each a group of neighbouring indices; all groups have the same size. null:
+    each index is a part. For `head`, null means the number of heads that the module, or the
+    module around it, has as its attribute `num_heads`, `n_heads`, `nhead`, `n_head` or
+    `num_attention_heads`."""
+
+    only: list[Int] | None = None
+    """The parts to change; negative numbers count from the end. null: all."""
+
+
+def _as_part(value: Any) -> Any:
+    if value is None:
+        return {}
+    if isinstance(value, (Mapping, SpecModel)):
+        return value
+    return {"only": _listed(value)}
+
+
+def _checked_parts(parts: dict[str, PartSpec]) -> dict[str, PartSpec]:
+    for name, part in parts.items():
+        if name in _RESERVED or not name.isidentifier():
+            raise ValueError(f"{name!r} cannot name a part; use a name such as head or position")
+        if part.dim is None and name not in KNOWN_PARTS:
+            raise ValueError(
+                f"{name!r} needs a `dim`; only {', '.join(KNOWN_PARTS)} have a usual dimension"
+                f"{did_you_mean(name, KNOWN_PARTS)}"
+            )
+    return parts
+
+
+Parts = Annotated[
+    dict[str, Annotated[PartSpec, BeforeValidator(_as_part)]], AfterValidator(_checked_parts)
+]
+
+
+class CategoryDifference(SpecModel):
+    """The mean over the samples of one category minus the mean over those of another.
+
+    The values are those of the same tensor in the unchanged pass. A category is a label of the
+    probe's samples.
+    """
+
+    difference: Annotated[list[Int | str], Field(min_length=2, max_length=2)]
+    """The two categories: the first minus the second."""
+
+
+def _which_vector(value: Any) -> str:
+    if isinstance(value, (CategoryDifference, Mapping)):
+        return "CategoryDifference"
+    if isinstance(value, str):
+        return "file"
+    return "list" if isinstance(value, (list, tuple)) else "number"
+
+
+Vector = Annotated[
+    Annotated[Number, Tag("number")]
+    | Annotated[list[Any], Tag("list")]
+    | Annotated[str, Field(min_length=1), Tag("file")]
+    | Annotated[CategoryDifference, Tag("CategoryDifference")],
+    Discriminator(_which_vector),
+]
+"""A number, a nested list of numbers, a .npy file, or a difference of category means."""
+
+
+class NoiseChange(SpecModel):
+    """Adds Gaussian noise, the same at every record and in every pass."""
+
+    noise: Annotated[Number, Field(ge=0)]
+    """Its standard deviation, as a multiple of the tensor's own in the unchanged pass."""
+
+    seed: Annotated[Int, Field(ge=0)] = 0
+    """The seed of the noise."""
+
+
+class ScaleChange(SpecModel):
+    """Multiplies the values."""
+
+    scale: Number
+    """The factor."""
+
+
+class ClampChange(SpecModel):
+    """Limits the values."""
+
+    clamp: Annotated[list[Number | None], Field(min_length=2, max_length=2)]
+    """The smallest and the largest value; null for no limit."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> ClampChange:
+        low, high = self.clamp
+        if low is None and high is None:
+            raise ValueError("clamp needs a smallest or a largest value")
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"the smallest value, {low}, must not exceed the largest, {high}")
+        return self
+
+
+class AddChange(SpecModel):
+    """Adds a steering vector, broadcast as numpy does, from the last dimension."""
+
+    add: Vector
+    """A number, a list, the path of a .npy file, or {difference: [A, B]}."""
+
+    scale: Number = 1.0
+    """The factor of what is added."""
+
+
+def _checked_source(source: str) -> str:
+    known = ("clean", "other")
+    if source not in known and not source.endswith(".npy"):
+        raise ValueError(
+            f"{source!r} is not clean, other, the number of a sample or the path of a .npy file"
+            f"{did_you_mean(source, known)}"
+        )
+    return source
+
+
+class PatchChange(SpecModel):
+    """Puts values of the unchanged pass, or of a file, in place of the values."""
+
+    patch: Annotated[str, AfterValidator(_checked_source)] | Int | list[Int]
+    """`clean`: the sample's own value. `other`: that of the next sample; the last one receives that
+    of the first. A number: that of this sample, for all samples. A list: for each sample, the
+    sample whose value it receives. The path of a .npy file: an array of the tensor's shape, or one
+    that can be broadcast to it."""
+
+
+class ProjectionChange(SpecModel):
+    """Removes the component along a direction: x - (x·v / v·v) v."""
+
+    project_off: Vector
+    """The direction: a list, the path of a .npy file, or {difference: [A, B]}, which is averaged
+    over all other dimensions."""
+
+    dim: Int = -1
+    """The dimension of the direction."""
+
+    @model_validator(mode="after")
+    def _has_a_direction(self) -> ProjectionChange:
+        if isinstance(self.project_off, float):
+            raise ValueError("project_off: a number is not a direction; write a list")
+        return self
+
+
+class FunctionChange(SpecModel):
+    """Calls a custom function; other keys are its keyword arguments.
+
+    It receives the tensor and returns one of the same shape.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
+    """The function: package.module.function."""
+
+
+_KINDS = {
+    "_target_": "FunctionChange",
+    "noise": "NoiseChange",
+    "add": "AddChange",
+    "scale": "ScaleChange",
+    "clamp": "ClampChange",
+    "patch": "PatchChange",
+    "project_off": "ProjectionChange",
+}
+
+
+def _which_change(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "name" if value in ("zero", "mean") else None
+    if isinstance(value, SpecModel):
+        return type(value).__name__
+    given = value if isinstance(value, Mapping) else {}
+    return next((kind for key, kind in _KINDS.items() if key in given), None)
+
+
+Change = Annotated[
+    Annotated[Literal["zero", "mean"], Tag("name")]
+    | Annotated[NoiseChange, Tag("NoiseChange")]
+    | Annotated[ScaleChange, Tag("ScaleChange")]
+    | Annotated[ClampChange, Tag("ClampChange")]
+    | Annotated[AddChange, Tag("AddChange")]
+    | Annotated[PatchChange, Tag("PatchChange")]
+    | Annotated[ProjectionChange, Tag("ProjectionChange")]
+    | Annotated[FunctionChange, Tag("FunctionChange")],
+    Discriminator(
+        _which_change,
+        custom_error_type="change",
+        custom_error_message=(
+            "unknown change; choose zero, mean, {noise: 1.0}, {scale: 0.5}, {clamp: [0, 1]}, "
+            "{add: ...}, {patch: clean}, {patch: other}, {project_off: ...} or "
+            "{_target_: package.module.function}"
+        ),
+    ),
+]
+"""What is done to the selected tensors."""
+
+
+class ChangeSpec(SpecModel):
+    """One change: which tensors, which parts of them, and what is done."""
+
+    select: Selectors = Field(min_length=1)
+    """The modules: globs over module paths, or mappings, as in `nodes`. If nothing matches, the
+    program ends before training."""
+
+    exclude: Selectors = []
+    """Modules to omit."""
+
+    role: Annotated[str, Field(min_length=1)] = "output"
+    """The tensor of each module, by its role: `output`, `output[1]`, `input`, `input.mask`, or a
+    parameter, such as `weight`; `parameter` for all of its own. If a module returns or receives
+    several tensors, `output` and `input` are the first floating-point one. A tied parameter changes
+    wherever it is used."""
+
+    iteration: Annotated[Int, Field(ge=0)] | None = None
+    """Which call of a module in a pass, counted from 0; null: all."""
+
+    parts: Parts = {}
+    """The parts to change, under names of your choice: `{head: [3], position: [0, 1]}`, or `{unit:
+    {dim: 2, only: [7]}}`. Everything else stays as it is. If there are several, only the elements
+    that belong to all of them are changed."""
+
+    do: Change
+    """`zero`; `mean`: the mean over the samples in the unchanged pass; `{noise: 1.0}`, `{scale:
+    0.5}`, `{clamp: [0, 1]}`, `{add: ...}`, `{patch: ...}`, `{project_off: ...}`, or `{_target_:
+    package.module.function}`."""
+
+    @property
+    def of_parameters(self) -> bool:
+        """Whether the role is that of a parameter rather than of an input or output."""
+        return not self.role.startswith(("output", "input"))
+
+    @model_validator(mode="after")
+    def _selects_modules(self) -> ChangeSpec:
+        if any(selector.function for selector in (*self.select, *self.exclude)):
+            raise ValueError("select: calls of functions cannot be changed; select modules")
+        return self
+
+    @model_validator(mode="after")
+    def _divides_values(self) -> ChangeSpec:
+        for name, part in self.parts.items():
+            if part.dim == 0 and not self.of_parameters:
+                raise ValueError(f"parts.{name}: dimension 0 is that of the samples")
+        return self
+
+    @model_validator(mode="after")
+    def _fits_parameters(self) -> ChangeSpec:
+        do = self.do
+        needs_samples = do == "mean" or isinstance(do, PatchChange)
+        if isinstance(do, (AddChange, ProjectionChange)):
+            vector = do.add if isinstance(do, AddChange) else do.project_off
+            needs_samples = isinstance(vector, CategoryDifference)
+        if self.of_parameters and needs_samples:
+            name = do if isinstance(do, str) else next(iter(do.model_dump()))
+            raise ValueError(
+                f"do: {name} needs samples, which the role {self.role!r} does not have"
+            )
+        return self
+
+
+class DifferenceMeasure(SpecModel):
+    """The difference between the outputs (logits) for two classes."""
+
+    difference: Annotated[list[Int | list[Int]], Field(min_length=2, max_length=2)]
+    """The two classes; each is a number, or a list with one number per sample."""
+
+
+class FunctionMeasure(SpecModel):
+    """Calls a custom function; other keys are its keyword arguments.
+
+    It receives the model's output and returns one number per sample.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
+    """The function: package.module.function."""
+
+
+def _which_measure(value: Any) -> str | None:
+    if isinstance(value, SpecModel):
+        return type(value).__name__
+    if isinstance(value, Mapping):
+        return "FunctionMeasure" if "_target_" in value else "DifferenceMeasure"
+    return "name" if isinstance(value, str) else "class"
+
+
+Measure = Annotated[
+    Annotated[Literal["loss", "label", "top"], Tag("name")]
+    | Annotated[Int, Field(ge=0), Tag("class")]
+    | Annotated[DifferenceMeasure, Tag("DifferenceMeasure")]
+    | Annotated[FunctionMeasure, Tag("FunctionMeasure")],
+    Discriminator(_which_measure),
+]
+"""What an intervention changes in the end: one number per sample."""
+
+
+class InterventionSpec(ChangeSpec):
+    """A probe's samples, passed through the copy of the model with something changed in it.
+
+    It never affects the program. Without `sweep`, each record contains all tensors that `nodes`
+    select, as those of the probe do. Its type of execution is `intervention:NAME`.
+    """
+
+    of: Annotated[str, Field(min_length=1)]
+    """The probe."""
+
+    first: list[ChangeSpec] = []
+    """Changes that are made before this one, in the order listed. With `sweep`, they are made in
+    every pass, and effects are differences from the pass with these changes alone."""
+
+    sweep: Annotated[list[str], BeforeValidator(_listed)] = []
+    """Make the change in one place at a time, and store only its effects: `node` for one module at
+    a time, and names of `parts`, such as `[node, head, position]`. See `Run.effects`."""
+
+    measure: Measure = "loss"
+    """What the effects are measured by. `loss`: the cross-entropy with the sample's class or, if a
+    model returns [samples, positions, classes], with the next token, as a mean over positions.
+    `label`: the output for the sample's class. `top`: the output for the class that is highest in
+    the unchanged pass. A number: the output for that class. `{difference: [5, 7]}`: the output for
+    one class minus that for another. `{_target_: ...}`: a function of the model's output."""
+
+    position: Int = -1
+    """If a model returns [samples, positions, classes], the position that is measured, except by
+    `loss`."""
+
+    estimate: Literal["gradient"] | None = None
+    """With `sweep`: `gradient` estimates all effects at once, from one pass with gradients, instead
+    of making each change (attribution patching)."""
+
+    batch: Annotated[Int, Field(ge=1)] = 256
+    """With `sweep`: the largest number of samples in a pass. In evaluation mode, one pass tries
+    several places, each with its own copy of the samples."""
+
+    every: Annotated[Int, Field(ge=1)] = 1
+    """At every how many records of the probe the intervention is made, from the first one on."""
+
+    values: Bool = True
+    """Whether to store all tensors selected by `nodes` unchanged. Effects are always stored."""
+
+    @model_validator(mode="after")
+    def _sweeps_over_parts(self) -> InterventionSpec:
+        known = [NODE, *self.parts, *KNOWN_PARTS]
+        for name in self.sweep:
+            if name not in known:
+                raise ValueError(
+                    f"sweep: {name!r} is not one of {', '.join(dict.fromkeys(known))}"
+                    f"{did_you_mean(name, known)}"
+                )
+        if len({*self.sweep}) < len(self.sweep):
+            raise ValueError("sweep: must not name a part twice")
+        if self.estimate is not None and not self.sweep:
+            raise ValueError("estimate: needs `sweep`, such as `sweep: node`")
+        if self.estimate is not None and self.of_parameters:
+            raise ValueError("estimate: is not possible for parameters, which samples share")
+        return self
+
+    @property
+    def swept_parts(self) -> dict[str, PartSpec]:
+        """All parts, including those that only `sweep` names."""
+        named = [name for name in self.sweep if name != NODE and name not in self.parts]
+        return {**self.parts, **{name: PartSpec() for name in named}}
+
+
+def intervention_type(name: str) -> str:
+    """Return the type of execution of an intervention's records."""
+    return INTERVENTION_PREFIX + name
+
+
+def unknown_probes(
+    interventions: Mapping[str, InterventionSpec], probes: Iterable[str]
+) -> list[str]:
+    """Return a sentence for each intervention on a probe that does not exist."""
+    known = [*probes]
+    return [
+        f"interventions.{name}.of: there is no probe {each.of!r} "
+        f"({', '.join(known) or 'none is declared'}){did_you_mean(each.of, known)}"
+        for name, each in interventions.items()
+        if each.of not in known
+    ]

@@ -1,0 +1,109 @@
+"""Induction scores follow their definition, on hand-made attention and on recorded attention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.pictures.units import induction
+from tests.probing.attention import HEADS, TOKENS, Language
+
+Array = NDArray[np.floating]
+
+REPEATED = np.array([[7, 1, 4, 7, 1, 4]])
+
+
+def test_heads_made_by_hand() -> None:
+    perfect = np.zeros((6, 6))
+    perfect[[0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 2, 3]] = 1  # the position after the same token
+    even = np.tril(np.ones((6, 6))) / np.arange(1, 7)[:, None]
+    itself = np.eye(6)
+    previous = np.zeros((6, 6))
+    previous[[0, 1, 2, 3, 4, 5], [0, 0, 1, 2, 3, 4]] = 1
+    same = np.zeros((6, 6))
+    same[[0, 1, 2, 3, 4, 5], [0, 1, 2, 0, 1, 2]] = 1  # the same token, not the one after it
+    half = (perfect + itself) / 2
+    weights = np.stack([perfect, even, itself, previous, same, half])[None]
+    scores, queries = induction(weights, REPEATED)
+    assert queries == 3
+    np.testing.assert_allclose(scores, [1, (1 / 4 + 1 / 5 + 1 / 6) / 3, 0, 0, 0, 0.5], atol=1e-15)
+
+
+def test_all_earlier_occurrences_count_except_the_position_of_the_query_itself() -> None:
+    tokens = np.array([[5, 2, 5, 3, 5, 5], [0, 1, 2, 3, 4, 6]])  # no token twice in the second
+    weights = np.random.default_rng(0).dirichlet(np.ones(6), size=(2, 1, 6))
+    scores, queries = induction(weights, tokens)
+    # the first 5 is followed by position 1, the second by 3, and the third by 5, the query itself
+    wanted = [weights[0, 0, 2, 1], weights[0, 0, 4, [1, 3]].sum(), weights[0, 0, 5, [1, 3]].sum()]
+    assert queries == 3
+    assert scores[0] == pytest.approx(np.mean(wanted))
+    scores, queries = induction(weights[1:], tokens[1:])
+    assert queries == 0
+    assert np.isnan(scores).all()
+
+
+def by_loops(weights: Array, tokens: NDArray[np.int64]) -> list[float]:
+    found = []
+    for head in range(weights.shape[1]):
+        paid = []
+        for sample, row in enumerate(tokens.tolist()):
+            for t, token in enumerate(row):
+                places = [s for s in range(1, t) if row[s - 1] == token]
+                if places:
+                    paid.append(sum(weights[sample, head, t, s] for s in places))
+        found.append(sum(paid) / len(paid))
+    return found
+
+
+def test_scores_of_recorded_attention_at_each_step(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Language()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    spec = {
+        "nodes": {
+            "fused": {
+                "select": {"function": "F.scaled_dot_product_attention"},
+                "attention": {"recompute": True},
+                "values": True,
+            }
+        },
+        "samples": {"count": 3},
+    }
+    batches = [torch.randint(TOKENS, (4, 9)) for _ in range(3)]
+    with comgra.trace(spec, root=tmp_path) as session:
+        for tokens in batches:
+            optimizer.zero_grad()
+            logits = model(tokens)
+            F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
+            optimizer.step()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    table = run.induction()
+    assert table.index.names == ["step", "node", "iteration", "head"]
+    nodes = table.index.unique("node").tolist()
+    assert len(table) == 3 * 2 * HEADS
+    assert len(nodes) == 2
+    for step, tokens in enumerate(batches):
+        for node in nodes:
+            weights = run.slot(node, role="attention (recomputed)").value(step)
+            wanted = by_loops(weights, tokens[:3].numpy())
+            found = table.loc[(step, node), "score"]
+            np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert run.induction(1).equals(table.loc[[1]])
+
+
+def test_a_run_without_attention_says_what_to_record(tmp_path: Path) -> None:
+    with comgra.trace({"nodes": {"all": {"select": "**"}}}, root=tmp_path) as session:
+        model = torch.nn.Linear(2, 1)
+        model(torch.ones(3, 2)).sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    assert session.path is not None
+    with pytest.raises(UnknownNameError, match="The `attention` preset records both"):
+        comgra.open_run(session.path).induction()
