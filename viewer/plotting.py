@@ -25,9 +25,8 @@ from comgra_decl.viewer.model.distribution import cumulative, quantile
 from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of
 from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.series import smoothed
-from comgra_decl.viewer.notebook import Look, in_notebook
+from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import BLUE, LINES, SCALE, signed_faded
-from comgra_decl.viewer.panel_private import extension_is_loaded
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
@@ -49,11 +48,10 @@ def plotted(recorded: Slot) -> SlotPlots: ...
 def plotted(recorded: Group) -> GroupPlots: ...
 def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
     """Returns the plots of a run, a recorded tensor or a group of runs."""
+    load_in_notebook(elements=True)  # first: HoloViews loads nothing after `use` in the same cell
     use("bokeh")
     if find_spec("matplotlib") is not None:  # an element gets its image style when it is created
         use("matplotlib")
-    if in_notebook() and not extension_is_loaded(hv.extension):
-        hv.extension("bokeh", inline=True, logo=False)  # a cell would show the element as text
     if isinstance(recorded, Group):
         return GroupPlots(recorded)
     return SlotPlots(recorded) if isinstance(recorded, Slot) else RunPlots(recorded)
