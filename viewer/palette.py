@@ -15,6 +15,9 @@ _MORE = ("#e8ebf2", "#f6bd9a", "#e8824f", "#b9461f")
 BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
 """Colours for the forward pass, the gradient, the context and errors."""
 
+INK = "#737d91"
+"""The colour of text in figures that cannot adapt to the theme; readable in both."""
+
 AMBER = "#d99a1f"
 """The colour of warnings."""
 
