@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import lru_cache
+from functools import cache
 
 SCALE = (
     "#2c2a6b", "#2f4b94", "#2a6fa6", "#2a90a9", "#3fae9d", "#72c886", "#b3db72", "#f2e66b",
@@ -54,7 +54,7 @@ def _between(colours: tuple[str, ...], place: float) -> str:
     return _shade(colours, round(min(max(place, 0.0), 1.0) * _SHADES))
 
 
-@lru_cache(maxsize=None)  # at most `_SHADES` entries for each scale; a graph has a thousand boxes
+@cache  # at most `_SHADES` entries for each scale; a graph has a thousand boxes
 def _shade(colours: tuple[str, ...], number: int) -> str:
     exact = number / _SHADES * (len(colours) - 1)
     left = min(bisect_right(range(len(colours)), exact) - 1, len(colours) - 2)
