@@ -29,6 +29,7 @@ from comgra_decl.viewer.panes.base import TENSOR, Exhibit, Pane, Shown, html_vie
 from comgra_decl.viewer.panes.selectors import offer
 from comgra_decl.viewer.panes.sheet_html import listing_html, missing_html, text_html, window_html
 from comgra_decl.viewer.panes.sheet_picture import SheetPicture
+from comgra_decl.viewer.style import UNCUT
 
 _GRID = """
 :host {
@@ -45,6 +46,7 @@ _GRID = """
 }
 .choices, .cells { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
+@media print { :host { grid-template-rows: minmax(280px, auto) auto !important; } }
 """
 NARROW = """
 .chooser { padding: 0 8px 8px 0 !important; }
@@ -71,7 +73,7 @@ class SheetPane(Pane):
         self.view.on_message(self._on_message)
         return pn.Column(
             self.choices, self.picture.panel, self.view, sizing_mode="stretch_both", margin=0,
-            stylesheets=[_GRID],
+            stylesheets=[_GRID, UNCUT],
         )  # fmt: skip
 
     def components(self) -> list[Any]:
