@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +80,11 @@ def _frozen_is_what_a_test_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 _of_git: dict[str, Any] = {}  # for this repository, once determined
-_version = functools.cache(version)
 
 
 @pytest.fixture(autouse=True)
 def _facts_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches what git and the installed packages report, which is always the same."""
+    """Caches what git reports about this repository, which is always the same."""
     context: Any = sys.modules.get("comgra_decl.record.context")
     if context is None:
         return
@@ -101,7 +98,6 @@ def _facts_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return _of_git["facts"]
 
     monkeypatch.setattr(context, "git_facts", git_facts)
-    monkeypatch.setattr(context, "version", _version)
 
 
 @pytest.fixture(autouse=True)

@@ -805,7 +805,7 @@ def judge(entry: Entry, watched: Started, plain: Started, traced: Started, runs:
     if not folders or not oracles:
         return verdict
     opened = [comgra.open_run(folder) for folder in folders]
-    if entry.runs > 1 and len(watched.processes) == 1:  # several training runs in one process
+    if entry.runs > 1 and any(len(oracle.trainings(entry)) > 1 for oracle in oracles):
         _several(verdict, entry, opened, oracles, traced)
         return verdict
     opened.sort(key=lambda run: -len(run.records))

@@ -77,7 +77,7 @@ def declared(
         return spec
     content = spec.model_dump(mode="json")
     content["run"] |= stated
-    return loading.load_spec(content)
+    return type(spec).model_validate(content)  # `_of_place` has checked what is new
 
 
 def require_functions(spec: Spec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import socket
@@ -72,8 +73,9 @@ def gather_facts(context: RunContext) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def _versions() -> dict[str, str]:
-    found = {}
+    found: dict[str, str] = {}
     for name in PACKAGES:
         try:
             found[name] = version(name)

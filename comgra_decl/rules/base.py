@@ -180,11 +180,21 @@ class Scene:
         Compares the mean of the last tenth of the losses with those of the other tenths, for the
         type of execution with the most losses. In such a run, unusual values do no harm.
         """
+        means = self._tenths()
+        return bool(means) and 0 <= means[-1] <= min(0.5 * means[0], 1.5 * min(means))
+
+    @property
+    def falls(self) -> bool:
+        """Whether at least nine tenths of the largest fall of the loss since the start remain."""
+        means = self._tenths()
+        return bool(means) and means[0] - means[-1] >= 0.9 * (means[0] - min(means)) > 0
+
+    def _tenths(self) -> list[float]:
+        """Returns the mean loss in each tenth of the run; empty if there are too few losses."""
         curve = max(self.curves.values(), key=lambda its: its.count, default=None)
         if curve is None or curve.count < _LEAST_LOSSES:
-            return False
-        means = [curve.mean(i / 10, (i + 1) / 10)[0] for i in range(10)]
-        return 0 <= means[-1] <= min(0.5 * means[0], 1.5 * min(means))
+            return []
+        return [curve.mean(i / 10, (i + 1) / 10)[0] for i in range(10)]
 
     @property
     def bootstraps(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import StringIO
@@ -146,7 +147,7 @@ def _read_file(path: Path, readers: tuple[Path, ...]) -> DictConfig:
     if path in readers:
         raise SpecError([f"comgra: {path} refers to itself in its 'defaults'"])
     try:
-        config = OmegaConf.load(StringIO(read_yaml_text(path)))
+        config = _parsed(read_yaml_text(path)).copy()
     except RecursionError:
         raise SpecError([f"comgra: {path} cannot be read as YAML: nested too deeply"]) from None
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
@@ -157,6 +158,11 @@ def _read_file(path: Path, readers: tuple[Path, ...]) -> DictConfig:
     merged = OmegaConf.merge(*parts)
     assert isinstance(merged, DictConfig)
     return merged
+
+
+@functools.lru_cache(maxsize=16)  # a program may trace many executions with one preset
+def _parsed(text: str) -> DictConfig | ListConfig:
+    return OmegaConf.load(StringIO(text))
 
 
 def _parts(config: DictConfig, path: Path, readers: tuple[Path, ...]) -> Iterator[DictConfig]:

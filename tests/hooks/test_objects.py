@@ -11,10 +11,14 @@ from types import CodeType, FunctionType
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
+from torch.optim import Optimizer
 
-from comgra_decl.hooks.objects import functions_with, instances_of
+from comgra_decl.hooks.objects import functions_with, instances_of, watch_freezing
 from comgra_decl.hooks.other_threads import uncollected
+from tests.support import freezing
 
 CODE = (lambda: None).__code__
 
@@ -141,6 +145,73 @@ def test_each_living_instance_is_found_and_no_proxy_is_woken() -> None:
     assert expected <= found
     assert expected & {id(m) for m in instances_of(nn.Sequential)} == {id(modules[2])}
     assert len(proxies) == 1
+
+
+CHANGES = st.sampled_from(["model", "optimizer", "drop", "young", "older", "all"])
+
+
+@given(st.lists(CHANGES, max_size=6))
+def test_each_living_instance_is_found_whatever_was_collected(changes: list[str]) -> None:
+    models: list[nn.Linear] = [nn.Linear(1, 1)]
+    optimizers: list[Optimizer] = []
+    for change in changes:
+        if change == "model":
+            models.append(nn.Linear(1, 1))
+        elif change == "optimizer":
+            optimizers.append(torch.optim.SGD(models[-1].parameters()))
+        elif change == "drop":
+            del models[1:]
+        else:
+            gc.collect({"young": 0, "older": 1, "all": 2}[change])
+        found = {id(model) for model in instances_of(nn.Module)}
+        assert {id(model) for model in models} <= found
+        found = {id(optimizer) for optimizer in instances_of(Optimizer)}
+        assert {id(optimizer) for optimizer in optimizers} <= found
+
+
+def test_what_was_frozen_in_between_is_found() -> None:
+    faults: list[BaseException] = []
+    watched = watch_freezing(on_fault=faults.append)
+    watched.apply()
+    try:
+        gc.disable()
+        before = {id(model) for model in instances_of(nn.Module)}
+        model = nn.Linear(1, 1)
+        gc.freeze()
+        assert any(found is model for found in instances_of(nn.Module))
+        gc.unfreeze()
+        assert any(found is model for found in instances_of(nn.Module))
+    finally:
+        gc.enable()
+        watched.restore()
+        freezing.set_aside()
+    assert id(model) not in before
+    assert faults == []
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="has no second generation")
+def test_a_second_search_reads_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, ...]] = []
+    of_gc = gc.get_objects
+
+    def get_objects(*generation: int) -> list[object]:
+        asked.append(generation)
+        return of_gc(*generation)
+
+    monkeypatch.setattr(gc, "get_objects", get_objects)
+    gc.disable()
+    try:
+        gc.collect()
+        first = {id(module) for module in instances_of(nn.Module)}
+        new = nn.Linear(1, 1)
+        second = {id(module) for module in instances_of(nn.Module)}
+        optimizer = torch.optim.SGD(new.parameters())
+        assert any(found is optimizer for found in instances_of(Optimizer))
+        assert asked[:1] == [()] or asked[2:3] == [()]  # something else was remembered before
+        assert asked[-4:] == [(0,), (1,)] * 2
+    finally:
+        gc.enable()
+    assert second - first == {id(new)}
 
 
 def test_each_function_that_runs_some_code_is_found() -> None:

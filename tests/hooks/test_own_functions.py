@@ -19,6 +19,7 @@ from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.hooks import originals
+from tests.support.shortened import combined
 
 SPEC = {
     "nodes": {
@@ -136,20 +137,10 @@ def _named(place: tuple[Any, str]) -> str:
     return f"{place[0].__name__}.{place[1]}"
 
 
-SHORT = [*((as_wrapper, place) for place in PLACES), *((way, (F, "relu")) for way in WAYS)]
-ALL = [(way, place) for way in WAYS for place in PLACES]
-
-
 @pytest.mark.parametrize(
-    ("way", "place"),
-    [
-        pytest.param(
-            *each,
-            marks=[] if each in SHORT else [pytest.mark.slow],
-            id=f"{each[0].__name__}-{_named(each[1])}",
-        )
-        for each in ALL
-    ],
+    ("place", "way"),
+    combined(PLACES, WAYS, rounds=1),
+    ids=lambda value: _named(value) if isinstance(value, tuple) else value.__name__,
 )
 def test_a_function_of_the_programs_own_is_called_as_often_and_with_the_same_result(
     tmp_path: Path, place: tuple[Any, str], way: Callable[[Scaled], Callable[..., Any]]

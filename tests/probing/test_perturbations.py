@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import comgra_decl as comgra
 from comgra_decl.rules import diagnose
+from tests.support.shortened import shortened
 
 WORDS, LENGTH, WIDTH = 12, 9, 16
 SENTENCES = torch.randint(1, WORDS, (8, LENGTH), generator=torch.Generator().manual_seed(3))
@@ -286,7 +287,7 @@ CASES: dict[str, Case] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", shortened(CASES, tried=7))
 def test_experiments_find_what_a_model_depends_on(tmp_path: Path, name: str) -> None:
     make, loss_of, expected = CASES[name]
     assert diagnosed(tmp_path, lambda: trained(make(), loss_of)) == expected

@@ -12,6 +12,7 @@ from comgra_decl.records import OPTIMIZERS
 from comgra_decl.rules.activations.dead import DeadUnits
 from comgra_decl.rules.data.inputs import InputScale
 from comgra_decl.rules.data.targets import SingleClass
+from comgra_decl.rules.gradients.exploding import ExplodingGradient
 from comgra_decl.rules.gradients.vanishing import VanishingGradient
 from comgra_decl.rules.loss.diverging import LossDiverges
 from comgra_decl.rules.loss.flat import LossNotFalling
@@ -47,6 +48,62 @@ def test_a_spike_from_which_training_recovers_is_a_hint(after: np.ndarray, sever
     (found,) = tape.findings(LossSpike())
     assert found.severity == severity
     assert 115 <= found.first_step <= 120
+
+
+@WINDOWS
+@pytest.mark.parametrize(
+    ("clipped", "last", "severity"),
+    [
+        (True, 1.9, "warning"),
+        (True, 2.1, "error"),  # the loss rises
+        (False, 1.9, "error"),
+    ],
+)
+def test_clipping_limits_what_an_exploding_gradient_does(
+    clipped: bool, last: float, severity: str, window: int
+) -> None:
+    tape = Tape()
+    outputs = [tape.slot(f"rnn{i}", (4, 2), pass_="grad") for i in range(6)]
+    weights = [
+        tape.slot("rnn", (2,), role=role, pass_="grad", kind="parameter")
+        for role in ("weight", "bias")
+    ]
+    tape.losses(np.linspace(2.0, last, 40).tolist())
+    for record in range(40):
+        size = 1.0 if record < 10 else 300.0
+        angle = record  # so that the shares of the two parameters differ between steps
+        length = 0.25 if clipped else size * (1 + 0.1 * (record % 3))
+        row = {slot: np.full((4, 2), size) for slot in outputs}
+        row[weights[0]] = np.array([length * np.cos(angle), 0.0])
+        row[weights[1]] = np.array([length * np.sin(angle), 0.0])
+        tape.record(row)
+    (found,) = tape.findings(ExplodingGradient(), window=window)
+    assert (found.severity, found.first_step) == (severity, 10)
+
+
+@WINDOWS
+@pytest.mark.parametrize(
+    ("left", "dtype", "collapses"),
+    [
+        (1.0, "float32", True),  # the targets differ as much as before
+        (0.05, "float32", False),  # they become similar as well
+        (0.05, "int64", True),  # classes are not in the units of the prediction
+    ],
+)
+def test_a_prediction_that_varies_as_much_as_its_target_has_not_collapsed(
+    left: float, dtype: str, collapses: bool, window: int
+) -> None:
+    tape = Tape()
+    value = tape.slot("critic", (8, 1))
+    returns = tape.slot("returns", (8, 1), kind="target", role="target", dtype=dtype)
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(value, loss)], cut=[(returns, loss)])
+    wave = 5 + RNG.normal(size=(8, 1))
+    for record in range(20):
+        mine, theirs = (0.05, left) if record >= 6 else (1.0, 1.0)
+        tape.record({value: 5 + (wave - 5) * mine, returns: 5 + (wave - 5) * theirs})
+    found = tape.findings(CollapsingOutput(), window=window)
+    assert bool(found) is collapses
 
 
 @WINDOWS

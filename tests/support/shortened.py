@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -19,4 +20,28 @@ def shortened(cases: Iterable[Any], *, tried: int) -> list[ParameterSet]:
     return [
         pytest.param(case, marks=[] if number < tried else [pytest.mark.slow])
         for number, case in enumerate(cases)
+    ]
+
+
+def combined(*axes: Sequence[Any], rounds: int) -> list[ParameterSet]:
+    """Return all combinations for `parametrize` with several names; most are marked slow.
+
+    Every value of every axis occurs in the cases that the normal suite runs.
+
+    Args:
+        axes: the values of each name.
+        rounds: largest number of cases in the normal suite for each value of the longest axis.
+    """
+    tried = {
+        tuple((number + turn * shift) % len(axis) for shift, axis in enumerate(axes))
+        for number in range(max(map(len, axes)))
+        for turn in range(rounds)
+    }
+    places = itertools.product(*(range(len(axis)) for axis in axes))
+    return [
+        pytest.param(
+            *(axis[at] for axis, at in zip(axes, place, strict=True)),
+            marks=[] if place in tried else [pytest.mark.slow],
+        )
+        for place in places
     ]

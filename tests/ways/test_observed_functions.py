@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.support.recording import contents, recording
+from tests.support.shortened import shortened
 from tests.ways.models import batches
 from tests.ways.proof import Outcome, Told, attached, outcome, same, seeded
 from tests.ways.test_compiled import Block, Graphs
@@ -199,7 +200,7 @@ def test_observed_functions_record_what_they_record_uncompiled(
         assert {key: v for key, v in shown_in_it.items() if key.node != "prediction"} == whole
 
 
-@pytest.mark.parametrize("how", FUNCTIONS)
+@pytest.mark.parametrize("how", shortened(FUNCTIONS, tried=3))
 def test_observed_functions_are_compiled_once_more_and_no_other_step_is_looked_at(how: str) -> None:
     make, fullgraph = FUNCTIONS[how], how != "a graph break"
 

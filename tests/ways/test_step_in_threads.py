@@ -17,6 +17,7 @@ from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.query import Run
+from tests.support.shortened import combined
 
 EVERYTHING = ["input", "output", "output_grad", "parameter", "parameter_grad", "update"]
 SPEC = {
@@ -25,6 +26,12 @@ SPEC = {
 }
 PARTS = [set(c) for n in (1, 2, 3) for c in combinations(("forward", "backward", "step"), n)]
 STEPS = 8
+
+
+def _named(value: set[str] | bool) -> str:
+    if isinstance(value, bool):
+        return "new threads" if value else "pools"
+    return "+".join(sorted(value))
 
 
 class Threads:
@@ -130,8 +137,7 @@ def assert_same(run: Run, other: Run) -> None:
             assert not np.isnan(ours.to_numpy()).any()
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["pools", "new threads"])
-@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "+".join(sorted(parts)))
+@pytest.mark.parametrize(("parts", "fresh"), combined(PARTS, [False, True], rounds=1), ids=_named)
 def test_parts_of_a_step_in_threads_are_recorded_as_in_one(
     tmp_path: Path, parts: set[str], fresh: bool
 ) -> None:
@@ -144,8 +150,7 @@ def test_parts_of_a_step_in_threads_are_recorded_as_in_one(
     assert [*run.steps] == [*range(STEPS)]
 
 
-@pytest.mark.parametrize("fresh", [False, True], ids=["pools", "new threads"])
-@pytest.mark.parametrize("parts", PARTS, ids=lambda parts: "+".join(sorted(parts)))
+@pytest.mark.parametrize(("parts", "fresh"), combined(PARTS, [False, True], rounds=1), ids=_named)
 def test_also_where_few_steps_are_recorded(tmp_path: Path, parts: set[str], fresh: bool) -> None:
     how: dict[str, Any] = {"schedule": {"first": 1, "every": 3}}
     alone, own_alone = traced(tmp_path / "alone", set(), **how)

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import FileStore
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.recording import recording
-from tests.support.shortened import shortened
+from tests.support.shortened import combined, shortened
 
 # torch's own imports for compiling raise warnings
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -176,9 +176,11 @@ def not_at_all(net: nn.Module) -> Any:
 WAYS = [as_model, as_method, as_function, without_autograd, not_at_all]
 
 
-@pytest.mark.parametrize("learn", LEARN, ids=lambda learn: learn.__name__)
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
-@pytest.mark.parametrize("mode", ["eager", "auto"])
+@pytest.mark.parametrize(
+    ("learn", "way", "mode"),
+    combined(LEARN, WAYS, ["eager", "auto"], rounds=2),
+    ids=lambda value: getattr(value, "__name__", None),
+)
 def test_what_is_unused_has_the_gradient_that_it_has_untraced(
     learn: Any, way: Any, mode: str
 ) -> None:

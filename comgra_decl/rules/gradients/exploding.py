@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from comgra_decl.rules.api import (
     Count,
     Early,
     Factor,
+    Finding,
     Mask,
     Measured,
     Patient,
@@ -49,7 +52,9 @@ class ExplodingGradient(SlotRule):
         "Alternatively, both this norm and the norm of all gradients together exceed `growth` "
         f"times their initial values (the medians over the first {_FIRST} records). The finding is "
         "only a hint if the loss has fallen by half and is still near its minimum: gradients grow "
-        "with the weights that follow, for example towards the scale of large targets."
+        "with the weights that follow, for example towards the scale of large targets. It is only "
+        "a warning if the gradients are clipped and the loss is falling, because clipping limits "
+        "what such a gradient can do to the parameters."
     )
     source = (
         "TheDeepChecker, which requires gradients to double at each of five checks. AutoTrainer, "
@@ -110,6 +115,14 @@ class ExplodingGradient(SlotRule):
         away = np.where(there[:, None] >= 4, away, np.nan)
         excess = np.fmax(np.nan_to_num(grew), np.nan_to_num(away) / self.parameters.ratio)
         return excess > 1, excess
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding, which is less severe if clipping limits the effect."""
+        found = super().findings(scene)
+        limited = scene.clipping.norm is not None and scene.falls
+        if limited and self.parameters.severity is None:
+            found = [replace(f, severity="warning") if f.severity == "error" else f for f in found]
+        return found
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""

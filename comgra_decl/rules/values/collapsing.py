@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from comgra_decl.rules.api import (
     Finding,
     Fraction,
     Mask,
+    Matrix,
     Measured,
     Numbers,
     Patient,
@@ -56,7 +58,10 @@ class CollapsingOutput(SlotRule):
         "Alternatively, an "
         "output that the model returns, and that no loss compares with a target, has shrunk to "
         "less than `fall` times its initial l2 norm. Such an output no longer distinguishes the "
-        "samples. For example, the posterior of an autoencoder may collapse to its prior. The "
+        "samples. For example, the posterior of an autoencoder may collapse to its prior. A "
+        "prediction is ignored while its standard deviation is at least `fall` times that of a "
+        "floating-point target of the same size, which may become similar for all samples as well, "
+        "such as the returns of a policy that always succeeds, but is not constant. The "
         "finding is only a hint if these tensors include neither a prediction nor an output of "
         "the model. It is also only a hint if they include only outputs of a model that judges "
         "another one (a step has several losses, and gradients flow from this model to the other "
@@ -84,7 +89,7 @@ class CollapsingOutput(SlotRule):
     )
     explained_by_earlier = ("shrinking_weight",)
     Parameters = CollapsingParameters
-    of_state = True
+    of_state, of_graph = True, True
     any_statistic, lowest = VARYING, True
     needs = "outputs with a batch dimension, {select: '**', capture: [output]}"
     fewest_samples = 4
@@ -94,6 +99,7 @@ class CollapsingOutput(SlotRule):
     _early_apart = per_run(Early, _FIRST)
     _first_size = per_run(Early, 1)
     _shrunk: Bools = np.zeros(0, np.bool_)
+    _targets: dict[int, int] = per_run(dict)  # slots of predictions and their targets
 
     _several = False  # whether a step has several losses
 
@@ -103,6 +109,11 @@ class CollapsingOutput(SlotRule):
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns outputs with a batch dimension."""
+        self._targets = {
+            prediction.id: target.id
+            for prediction, target in target_pairs(self.scene)
+            if prod(prediction.shape) == prod(target.shape) and "float" in target.dtype
+        }
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
     def measure(self, window: Window, at: Slots) -> Measured:
@@ -112,7 +123,8 @@ class CollapsingOutput(SlotRule):
         share = most / self._early.look(at, most)
         apart = window.deviation(at)
         grown_apart = apart > self._early_apart.look(at, apart)
-        fallen = (share < self.parameters.fall) & ~grown_apart
+        follows = self._follows_target(window, at, apart)
+        fallen = (share < self.parameters.fall) & ~grown_apart & ~follows
         if window.has("l2"):
             size = window.read("l2", at).astype(np.float64)
             left = size / self._first_size.look(at, size)
@@ -123,6 +135,17 @@ class CollapsingOutput(SlotRule):
             self._shrunk[at] |= (small & ~fallen).any(0)
             share, fallen = np.where(small & ~fallen, left, share), fallen | small
         return fallen, share
+
+    def _follows_target(self, window: Window, at: Slots, apart: Matrix) -> Mask:
+        """Returns where a prediction still varies about as much as its target."""
+        follows = np.zeros(apart.shape, np.bool_)
+        for column, slot in enumerate(at.tolist()):
+            if slot in self._targets:
+                wanted = window.deviation(np.array([self._targets[slot]]))[:, 0]
+                follows[:, column] = (wanted > 0) & (
+                    self.parameters.fall * wanted <= apart[:, column]
+                )
+        return follows
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leaves out losses of individual samples, and predictions that may be small."""
