@@ -44,7 +44,7 @@ def _problem(path: str, what: str) -> SpecError:
 
 
 def _in_order(content: Any) -> list[str]:
-    ids: dict[str, int] = {}
+    ids: dict[Any, Any] = {}
     if isinstance(content, Mapping) and "model" in content:
         vocabulary = content["model"]["vocab"]
         if isinstance(vocabulary, list):  # unigram: [token, score] in the order of the ids
