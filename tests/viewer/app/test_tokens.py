@@ -95,10 +95,8 @@ def test_values_are_drawn_as_tokens_and_unknown_ids_as_numbers(run: Run) -> None
 def test_the_figure_and_the_table_of_values_contain_the_tokens(run: Run) -> None:
     pane = ValuesPane(lambda **_: None, place=0)
     pane.refresh(shown_at(run))
-    texts = [
-        source.data.get("text", [])
-        for source in pane.frame.figure.select({"type": ColumnDataSource})
-    ]
+    sources: Any = pane.frame.figure.select({"type": ColumnDataSource})
+    texts = [source.data.get("text", []) for source in sources]
     assert [*"the\u2423cat"] in [words[: len(TEXTS[0])] for words in texts]
     sheet = SheetPane(lambda **_: None)
     sheet.refresh(shown_at(run, batch="0"))
