@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING
 
 # Imported eagerly, because they are small and have no dependencies, and because code under
 # torch.compile may be the first to use them.
-from comgra_decl.annotations import connect, kpi, node, note, step, tag
+from comgra_decl.annotations import (
+    connect,
+    figure,
+    image,
+    kpi,
+    node,
+    note,
+    step,
+    tag,
+    text,
+)
 
 if TYPE_CHECKING:
     from comgra_decl.doors.checked_spec import load_spec
+    from comgra_decl.doors.look import Look, look
     from comgra_decl.doors.trace import trace
     from comgra_decl.errors import ComgraError, SpecError
     from comgra_decl.query import Group, Run, Slot, list_runs, open_group, open_run
@@ -24,21 +35,26 @@ __all__ = [
     "ComgraError",
     "Finding",
     "Group",
+    "Look",
     "Run",
     "Session",
     "Slot",
     "Spec",
     "SpecError",
     "connect",
+    "figure",
+    "image",
     "kpi",
     "list_runs",
     "load_spec",
+    "look",
     "node",
     "note",
     "open_group",
     "open_run",
     "step",
     "tag",
+    "text",
     "trace",
 ]
 
@@ -47,6 +63,7 @@ _HOMES = {
     "ComgraError": "comgra_decl.errors",
     "Finding": "comgra_decl.rules",
     "Group": "comgra_decl.query",
+    "Look": "comgra_decl.doors.look",
     "Run": "comgra_decl.query",
     "Session": "comgra_decl.record.session",
     "Slot": "comgra_decl.query",
@@ -54,6 +71,7 @@ _HOMES = {
     "SpecError": "comgra_decl.errors",
     "list_runs": "comgra_decl.query",
     "load_spec": "comgra_decl.doors.checked_spec",
+    "look": "comgra_decl.doors.look",
     "open_group": "comgra_decl.query",
     "open_run": "comgra_decl.query",
     "trace": "comgra_decl.doors.trace",

@@ -378,13 +378,33 @@ PROBE_PREFIX = "probe:"
 PROBE_MODE = "probe"
 """Mode of a probe's records, which belong to neither training nor evaluation."""
 
+SHOWN = "shown"
+"""Type of execution of the records with what the program shows (`comgra.image`, `figure` and
+`text`), and pass of their slots. The node of a slot is the name, and the role is "image", "figure"
+or "text"; the text's UTF-8 bytes are padded with zeros."""
+
+CHECKPOINT = "checkpoint"
+"""Type of execution of the records that contain checkpoints, pass of their slots, and the fact with
+what is needed besides their tensors. The node of a slot is a model, the role is the name of a
+parameter or buffer, and the slot's names are all its names. The fact maps each model to a dict:
+"order" lists the names in the model's state dict, and "temporary" the names of buffers that are
+not part of it."""
+
+NO_SERIES = frozenset({CHECKPOINT, SHOWN})
+"""Types and passes whose tensors are no series of a network's tensors."""
+
 PICTURE_PREFIX = "picture:"
 """Prefix of a picture's pass; the name of the picture follows."""
 
 PICTURES = "pictures"
 """Fact stored in a probe's record: for each picture by name, a dict with "method" and "target" (the
 class that each sample's picture explains, or "loss"), and, for integrated gradients, "gap" (the
-completeness gap of each sample). "refused" is the reason why there is no picture."""
+completeness gap of each sample), or, for a logit lens, "norm" and "head" (their paths; "norm" may
+be None). "refused" is the reason why there is no picture."""
+
+LENS_TOKENS = ".tokens"
+"""End of the role of the tokens that a logit lens predicts, [samples, positions] after each layer.
+The role without it contains the log-probabilities of the explained tokens."""
 
 OPTIMIZERS = "optimizers"
 """Fact stored in a record: the optimizers that stepped, in order.

@@ -115,6 +115,7 @@ ATTRIBUTES = {
     "_parameters": "torch.nn.Module",
     "_buffers": "torch.nn.Module",
     "_modules": "torch.nn.Module",
+    "_non_persistent_buffers_set": "torch.nn.Module",
     "_forward_hooks": "torch.nn.Module",
     "_forward_pre_hooks": "torch.nn.Module",
     "_forward_pre_hooks_with_kwargs": "torch.nn.Module",

@@ -34,6 +34,8 @@ FORMULAS = (
 
 CLASSES = (
     "comgra_decl.query.Run",
+    "comgra_decl.query.checkpoints.Checkpoint",
+    "comgra_decl.doors.look.Look",
     "comgra_decl.query.Ending",
     "comgra_decl.query.Slot",
     "comgra_decl.query.preview.Preview",

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .marks import Mark, node
-from .step_annotations import connect, kpi, note, step, tag
+from .step_annotations import connect, figure, image, kpi, note, step, tag, text
 
-__all__ = ["Mark", "connect", "kpi", "node", "note", "step", "tag"]
+__all__ = ["Mark", "connect", "figure", "image", "kpi", "node", "note", "step", "tag", "text"]

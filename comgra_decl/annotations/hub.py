@@ -29,6 +29,9 @@ class Listener(Protocol):
     def kpi(self, name: str, value: Any) -> None:
         """Log a float or a one-element tensor for the step in progress."""
 
+    def show(self, name: str, kind: str, value: Any) -> None:
+        """Keep an image, a figure or a text for the step in progress."""
+
     def step(self) -> None:
         """End the step in progress."""
 

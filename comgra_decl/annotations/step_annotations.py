@@ -1,4 +1,4 @@
-"""Annotations of the step in progress: `connect`, `tag`, `note`, `kpi` and `step`."""
+"""Annotations of the step in progress: `connect`, `tag`, `note`, `kpi`, `image`, `step`, ...."""
 
 from __future__ import annotations
 
@@ -64,6 +64,61 @@ def kpi(name: str, value: Any) -> None:
         _refuse(f"the KPI {name!r} must be a number or a one-element tensor, got {value!r}.")
     if hub.listener is not None:
         hub.listener.kpi(name, value)
+
+
+def image(value: Any, name: str) -> None:
+    """Keep an image for a step, chosen as in `kpi`; `run.shown` and the viewer show it.
+
+    For example, `comgra.image(photo, "worst sample, predicted cat")` in a validation loop. Every
+    image is stored, whether or not the step is recorded. An image of more than 4 MiB is not stored,
+    which the run's report says. A tensor on a device is copied immediately.
+
+    Args:
+        value: an array or tensor: [height, width], [height, width, channels] or [channels, height,
+            width] with 1, 3 or 4 channels. If both ends may be channels, those of a tensor come
+            first and those of an array last. Floating-point values from 0 to 1, or whole numbers
+            from 0 to 255; others are clipped.
+        name: the name of the image, under which the viewer shows it at each step.
+
+    Raises:
+        AnnotationError: the name is empty, or the value has no such shape.
+    """
+    _checked_text(name, "the name of an image")
+    shape = tuple(getattr(value, "shape", ()))
+    if len(shape) not in (2, 3) or (len(shape) == 3 and not {shape[0], shape[-1]} & {1, 3, 4}):
+        _refuse(
+            f"the image {name!r} must have the shape [height, width], [height, width, channels] or "
+            f"[channels, height, width] with 1, 3 or 4 channels, got {[*shape]}."
+        )
+    if hub.listener is not None:
+        hub.listener.show(name, "image", value)
+
+
+def figure(value: Any, name: str) -> None:
+    """Keep a matplotlib figure for a step as an image; see `image`.
+
+    Raises:
+        AnnotationError: the name is empty, or the value is not a matplotlib figure.
+    """
+    _checked_text(name, "the name of a figure")
+    if not (hasattr(value, "savefig") and hasattr(value, "bbox")):
+        _refuse(f"the figure {name!r} must be a matplotlib figure, got {type(value).__name__}.")
+    if hub.listener is not None:
+        hub.listener.show(name, "figure", value)
+
+
+def text(value: str, name: str) -> None:
+    """Keep a text for a step, such as a generated sentence; see `image`.
+
+    A text of more than 64 KiB is not stored.
+
+    Raises:
+        AnnotationError: the name or the text is empty or not a string.
+    """
+    _checked_text(name, "the name of a text")
+    _checked_text(value, f"the text {name!r}")
+    if hub.listener is not None:
+        hub.listener.show(name, "text", value)
 
 
 def step() -> None:

@@ -63,6 +63,11 @@ def was_taken() -> bool:
     return _taken
 
 
+def is_recording() -> bool:
+    """Return whether a session is active in this process."""
+    return bool(_sessions)
+
+
 def recorded(session: object, does: bool) -> None:
     """Set or restore `RECORDED_BY`, which tells child processes that this one is being recorded."""
     global _around

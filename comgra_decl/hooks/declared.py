@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 from comgra_decl.hooks.compiled.steps import CompiledSteps
 from comgra_decl.hooks.functions.beside import Beside
 from comgra_decl.hooks.graph.structures import Structures
-from comgra_decl.hooks.probing.probing import probing
+from comgra_decl.hooks.probing.probing import Probing, probes_anything
 from comgra_decl.hooks.schedule.agenda import Agenda
 from comgra_decl.hooks.schedule.budget import Budget
 from comgra_decl.hooks.schedule.types import Labeller
 from comgra_decl.hooks.tracer import ModuleTracer
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.module_tree import Owners
     from comgra_decl.hooks.report import Reporter
@@ -108,6 +110,32 @@ class Declared:
         self._reporter.say(what if key == "budget" else f"{key}.{what}", sentence)
         self._remark(f"schedule.{key}: {sentence}")
 
+    def before_models(
+        self, function: Callable[[str, nn.Module], None], training: StepCapture
+    ) -> None:
+        """Call a function before a trained model is called; see `HookManager.before_models`."""
+        training.probing = training.probing or self._probing()
+        training.probing.first = function
+
+    def _probing(self) -> Probing:
+        return Probing(
+            self.spec,
+            input_slot=lambda role, iteration: self.tracer.input_slot(role, iteration),
+            scheduled=lambda: not self.keeps or self.agenda.due,
+            warn=self._reporter.warn,
+            say=self._say,
+            left=self._left,
+        )
+
+    def _left(self, unseen: int) -> float | None:
+        """Return the bytes that the disk budget leaves; None without a limit.
+
+        Args:
+            unseen: bytes that may have been stored since the size of the folder was last measured.
+        """
+        limit = self.spec.schedule.budget.bytes
+        return None if limit is None else limit - max(self._meter.disk_bytes, unseen)
+
     def follow(
         self, followed: Followed, *, training: StepCapture, evaluation: EvaluationPhases
     ) -> None:
@@ -139,13 +167,7 @@ class Declared:
             on_fault=on_fault,
         )
         if training.probing is None:  # a changed spec declares the same probes
-            training.probing = probing(
-                spec,
-                input_slot=lambda role, iteration: self.tracer.input_slot(role, iteration),
-                scheduled=lambda: not self.keeps or self.agenda.due,
-                warn=self._reporter.warn,
-                say=self._say,
-            )
+            training.probing = self._probing() if probes_anything(spec) else None
         for capture in (training, evaluation.capture):
             capture.max_iterations = spec.schedule.max_iterations
         self.structures = Structures(

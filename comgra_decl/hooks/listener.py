@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.record_hooks import RecordHooks
     from comgra_decl.hooks.root_calls import RootCalls
     from comgra_decl.hooks.scalars.scalars import Scalars
+    from comgra_decl.hooks.scalars.shown import Shown
     from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
     from comgra_decl.hooks.schedule.idle import IdleSteps
     from comgra_decl.hooks.steps import Steps
@@ -41,6 +42,7 @@ class Listener:
         evaluation: the evaluation phases and their records.
         roots: determines whether the program is evaluating.
         scalars: receives metrics and notes.
+        shown: receives images, figures and texts.
         idle: counts the steps that need no other work.
         ending: whether tracing continues, and how it ends.
         together: lock held while an event of a step is handled.
@@ -57,6 +59,7 @@ class Listener:
         evaluation: EvaluationPhases,
         roots: RootCalls,
         scalars: Scalars,
+        shown: Shown,
         idle: IdleSteps,
         ending: Ending,
         together: AbstractContextManager[Any],
@@ -69,6 +72,7 @@ class Listener:
         self._evaluation = evaluation
         self._roots = roots
         self._scalars = scalars
+        self._shown = shown
         self._idle = idle
         self._ending = ending
         self._on_fault: Callable[[BaseException], None] = ending.fault
@@ -153,6 +157,16 @@ class Listener:
             number = read_number(value) if hasattr(value, "detach") else float(value)
             if number is not None:
                 self._train.said[name] = number
+
+    @guarded
+    def show(self, name: str, kind: str, value: Any) -> None:
+        """Keep an image, a figure or a text for the step in progress."""
+        if _is_compiling() or (SECLUDED and is_secluded()) or self._ending.over:
+            return
+        self._idle.end()
+        with self._together:
+            self._turns.elsewhere()
+            self._shown.show(name, kind, value, step=self._scalars.step_of_annotation())
 
     @guarded
     def step(self) -> None:

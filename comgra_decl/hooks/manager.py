@@ -35,6 +35,7 @@ from comgra_decl.hooks.root_calls import RootCalls
 from comgra_decl.hooks.scalars.automatic import AutomaticMetrics
 from comgra_decl.hooks.scalars.losses import LossWatch
 from comgra_decl.hooks.scalars.scalars import Saying, Scalars
+from comgra_decl.hooks.scalars.shown import Shown
 from comgra_decl.hooks.schedule.budget import Meter
 from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
 from comgra_decl.hooks.schedule.idle import IdleSteps
@@ -238,6 +239,7 @@ class HookManager:
             evaluation=self._evaluation,
             roots=self._roots,
             scalars=self._scalars,
+            shown=Shown(spec, table=self._table, sink=sink, warn=reporter.warn),
             idle=idle,
             ending=ending,
             together=together,
@@ -335,9 +337,22 @@ class HookManager:
         """
         self._table.resume(slots)
         self._steps.resumption = resumption
-        number = self._state.number = resumption.expected
-        self._scalars.resume(number)
-        self._declared.agenda.resume(number)
+        self.begin_at(resumption.expected)
+
+    def begin_at(self, step: int) -> None:
+        """Give the first step a number other than 0; call it before `attach`."""
+        self._state.number = step
+        self._scalars.resume(step)
+        self._declared.agenda.resume(step)
+
+    def before_models(self, function: Callable[[str, nn.Module], None]) -> None:
+        """Call a function before a trained model is called in a recorded step.
+
+        Args:
+            function: receives the node and the model before any of it has run or been read. An
+                exception ends tracing, as an error in tracing does.
+        """
+        self._declared.before_models(function, self._train)
 
     def attach(self) -> None:
         """Start following the program."""
@@ -384,6 +399,17 @@ class HookManager:
         direct = self._hooks.direct
         direct.follow(module, args, kwargs)
         return lambda output: direct.followed(module, args, output)
+
+    @guarded
+    def end_call(self) -> None:
+        """End the step after a backward pass that neither an optimizer nor the program follows up.
+
+        The gradients of the parameters are read as the backward pass left them.
+        """
+        if self._state.armed:
+            self._declared.tracer.parameters.keep_gradients()
+            self._declared.tracer.after_hand(self._train)
+        self._steps.by_program()
 
     # -- from any thread -------------------------------------------------------------------------
 

@@ -12,7 +12,14 @@ from numpy.typing import DTypeLike, NDArray
 from comgra_decl.errors import UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures import cloud, likeness, predictions, units
 from comgra_decl.pictures.cloud import Basis
-from comgra_decl.records import PICTURE_PREFIX, PICTURES, PROBE_PREFIX, SAMPLE, SlotInfo
+from comgra_decl.records import (
+    LENS_TOKENS,
+    PICTURE_PREFIX,
+    PICTURES,
+    PROBE_PREFIX,
+    SAMPLE,
+    SlotInfo,
+)
 
 from .preview import axis_names
 
@@ -120,6 +127,8 @@ class Pictures:
     def _of_record(
         self, name: str, slots: list[SlotInfo], step: int | None, node: str | None
     ) -> Picture:
+        beside = {slot.key: slot for slot in slots if slot.key.role.endswith(LENS_TOKENS)}
+        slots = [slot for slot in slots if slot.key not in beside]
         nodes = [slot.key.node for slot in slots]
         if node is None and len(slots) > 1:
             raise UnknownNameError(
@@ -138,7 +147,10 @@ class Pictures:
             slot.key.node, role=slot.key.role, of=slot.key.pass_, iteration=slot.key.iteration
         ).value(at, type=type_)
         record = self._snapshot.record(at, type_)
-        facts = self._snapshot.view.extra(record).get(PICTURES, {}).get(name, {})
+        facts = dict(self._snapshot.view.extra(record).get(PICTURES, {}).get(name, {}))
+        tokens = beside.get(slot.key._replace(role=slot.key.role + LENS_TOKENS))
+        if tokens is not None:
+            facts["tokens"] = self._snapshot.view.value(record, tokens.id)
         dims = axis_names(slot, values.shape[1:], whole_numbers=False)
         if facts.get("method") in _MAPS and len(dims) <= len(_PLACES):
             dims = _PLACES[-len(dims) :] if len(dims) > 1 else ("length",)

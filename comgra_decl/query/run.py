@@ -19,12 +19,14 @@ from comgra_decl.store.parts import Part
 from . import arrays, between, derived, graphs, statistics
 from .arrays import Arrays
 from .between import Between
+from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
 from .display import from_viewer
 from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
+from .shown import shown_table, shown_value
 from .slot import Slot
 from .tables import findings_table, table_html
 
@@ -498,6 +500,54 @@ class Run(RunFacts):
     def pictures(self) -> list[str]:
         """Names of the pictures: those that probes recorded, then those computed from records."""
         return Pictures(self, self._snapshot, None).names
+
+    @property
+    def shown(self) -> pd.DataFrame:
+        """What the program has shown with `comgra.image`, `comgra.figure` and `comgra.text`.
+
+               step            name   kind
+            0   100   worst samples  image
+            1   100  generated text   text
+
+        One row each, by step. `shown_value` returns the images and texts themselves.
+        """
+        return shown_table(self._snapshot)
+
+    def shown_value(self, name: str, step: int | None = None) -> NDArray[np.uint8] | str:
+        """Return an image, [height, width, channels] from 0 to 255, or a text.
+
+        Args:
+            name: its name, as in `shown`.
+            step: the step; None: the last one. If something was shown several times in a step, the
+                last one is returned.
+
+        Raises:
+            UnknownNameError: nothing of this name was shown at this step.
+        """
+        return shown_value(self._snapshot, name, step)
+
+    @property
+    def checkpoints(self) -> NDArray[np.int64]:
+        """Steps with a checkpoint, ascending; see `checkpoint`."""
+        return checkpoint_steps(self._snapshot)
+
+    def checkpoint(self, step: int, *, model: str | None = None) -> Checkpoint:
+        """Return the parameters and buffers with which the forward pass of a step began.
+
+            >>> run.checkpoint(400)
+            <Checkpoint of 'Net' at step 400: 12 tensors>
+
+        The result maps the names in the model's state dict to numpy arrays. `comgra.look(model, x,
+        weights=run.checkpoint(400))` repeats a call of that step.
+
+        Args:
+            step: one of `checkpoints`.
+            model: the node of the model, if the step called several.
+
+        Raises:
+            UnknownNameError: there is no such checkpoint; the message says what there is.
+        """
+        return checkpoint(self._snapshot, step, model)
 
     def picture(
         self,

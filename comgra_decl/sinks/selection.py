@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
-from comgra_decl.records import AGGREGATES, PICTURE_PREFIX, SlotInfo
+from comgra_decl.records import AGGREGATES, NO_SERIES, PICTURE_PREFIX, SlotInfo
 from comgra_decl.spec.globs import escaped, is_glob, matches
 from comgra_decl.spec.sinks import SERIES
 
@@ -81,7 +81,7 @@ class Selection:
 
     def includes(self, node: str, pass_: str) -> bool:
         """Return whether the tensors of a node in a pass are selected."""
-        if pass_.startswith(PICTURE_PREFIX):  # sent as a picture, if at all
+        if pass_.startswith(PICTURE_PREFIX) or pass_ in NO_SERIES:  # sent as pictures, if at all
             return False
         return (not self.passes or pass_ in self.passes) and (
             self.nodes is None or matches(self.nodes, node)

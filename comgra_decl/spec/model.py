@@ -24,7 +24,7 @@ from comgra_decl.spec.run import (
     ValuesSpec,
 )
 from comgra_decl.spec.samples import SamplesSpec
-from comgra_decl.spec.schedule import ScheduleSpec
+from comgra_decl.spec.schedule import CheckpointsSpec, ScheduleSpec
 from comgra_decl.spec.sinks import Sinks
 from comgra_decl.spec.stats import DEFAULT, OptIn, Statistic, in_stored_order, name_of, opt_in
 from comgra_decl.spec.tokens import TokensSpec
@@ -86,6 +86,10 @@ class Spec(SpecModel):
     pictures: Annotated[dict[ProbeName, PictureSpec], BeforeValidator(_without_switched_off)] = {}
     """Pictures of the probes' samples, such as {method: grad_cam, of: eyes, select: {class:
     Conv2d}}, under names of your choice. See `docs/pictures.md`."""
+
+    checkpoints: CheckpointsSpec | None = None
+    """Which recorded training steps to store with all parameters and buffers of the models, so that
+    `comgra.look` can repeat them later; null for none. See `docs/pictures.md`."""
 
     perturbations: Bool = False
     """Whether to experiment with copies of small trained models after the last step, for rules that

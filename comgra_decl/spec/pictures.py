@@ -118,7 +118,36 @@ class OcclusionSpec(_PictureSpec):
         return self
 
 
-_KINDS: dict[str, type[_PictureSpec]] = {
+class LogitLensSpec(SpecModel):
+    """What a language model would predict after each layer (nostalgebraist 2020).
+
+    The output of each layer goes through the model's last norm and its head, as if the layers after
+    it did nothing. The picture of a layer contains the log-probability of the explained token at
+    each position, and the tokens with the highest one.
+    """
+
+    of: Annotated[str, Field(min_length=1)]
+    """The probe."""
+
+    method: Literal["logit_lens"]
+    """Selects the method."""
+
+    select: Selectors = Field(min_length=1)
+    """The layers, such as `transformer.h.*`."""
+
+    norm: Annotated[str, Field(min_length=1)] | None = None
+    """The path of the last norm, such as transformer.ln_f; null for the norm whose output the head
+    receives."""
+
+    head: Annotated[str, Field(min_length=1)] | None = None
+    """The path of the head, such as lm_head; null for the linear layer that is called last."""
+
+    target: Literal["top"] | Annotated[Int, Field(ge=0)] = "top"
+    """The explained token. `top`: at each position, the one that the model predicts. A number: this
+    token."""
+
+
+_KINDS: dict[str, type[_PictureSpec | LogitLensSpec]] = {
     "grad_cam": GradCamSpec,
     "guided_grad_cam": GuidedGradCamSpec,
     "saliency": SaliencySpec,
@@ -126,6 +155,7 @@ _KINDS: dict[str, type[_PictureSpec]] = {
     "guided_backprop": GuidedBackpropSpec,
     "integrated_gradients": IntegratedGradientsSpec,
     "occlusion": OcclusionSpec,
+    "logit_lens": LogitLensSpec,
 }
 
 METHODS = tuple(_KINDS)
@@ -133,7 +163,7 @@ METHODS = tuple(_KINDS)
 
 
 def _kind(value: Any) -> str | None:
-    if isinstance(value, _PictureSpec):
+    if isinstance(value, (_PictureSpec, LogitLensSpec)):
         return type(value).__name__
     method = value.get("method") if isinstance(value, Mapping) else None
     known = _KINDS.get(method) if isinstance(method, str) else None
@@ -156,7 +186,8 @@ PictureSpec = Annotated[
     | Annotated[InputXGradientSpec, Tag("InputXGradientSpec")]
     | Annotated[GuidedBackpropSpec, Tag("GuidedBackpropSpec")]
     | Annotated[IntegratedGradientsSpec, Tag("IntegratedGradientsSpec")]
-    | Annotated[OcclusionSpec, Tag("OcclusionSpec")],
+    | Annotated[OcclusionSpec, Tag("OcclusionSpec")]
+    | Annotated[LogitLensSpec, Tag("LogitLensSpec")],
     Discriminator(_kind),
     BeforeValidator(_with_known_method),
 ]

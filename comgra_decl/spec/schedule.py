@@ -96,6 +96,18 @@ class EvalSpec(CadenceSpec):
     whole phase, up to 2000 calls."""
 
 
+class CheckpointsSpec(CadenceSpec):
+    """Which recorded training steps get a checkpoint; only recorded training steps are counted.
+
+    A checkpoint contains all parameters and buffers with which the step's forward pass began, so it
+    takes as much space as the model. It is stored only if it takes at most half of the space that
+    `schedule.budget.disk` leaves.
+    """
+
+    every: _Times | None = 50
+    """After the first recorded steps, every n-th one gets a checkpoint; null for none."""
+
+
 class TypeCadenceSpec(CadenceSpec):
     """Which steps of one type are recorded; only steps of that type are counted."""
 

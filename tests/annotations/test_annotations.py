@@ -41,6 +41,9 @@ class Heard:
     def kpi(self, name: str, value: Any) -> None:
         self.words.append(("kpi", name, value))
 
+    def show(self, name: str, kind: str, value: Any) -> None:
+        self.words.append(("show", name, kind, value))
+
     def step(self) -> None:
         self.words.append(("step",))
 
@@ -71,6 +74,8 @@ def test_outside_a_session_nothing_happens() -> None:
     comgra.note("hello")
     comgra.kpi("number", 1.5)
     comgra.kpi("tensor", x.sum())
+    comgra.image(torch.ones(2, 2), "white")
+    comgra.text("hello", "greeting")
     comgra.step()
 
 

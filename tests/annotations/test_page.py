@@ -33,6 +33,6 @@ def test_its_program_shows_what_it_says(
 
 def test_it_names_every_word() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for word in ("node", "connect", "tag", "kpi", "note", "step"):
+    for word in ("node", "connect", "tag", "kpi", "note", "image", "figure", "text", "step"):
         assert f"`{word}(" in text
         assert word in comgra.__all__

@@ -33,6 +33,7 @@ RUNS = {
     "export": ("target", "--format", "csv"),
     "thermometer": (),
     "compare": ("other",),
+    "look": ("afile",),
 }
 ROOTS = ("ls", "view", "mcp")
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"

@@ -30,6 +30,7 @@ COMMANDS = {
     "mcp": (["{root}/nowhere\x1b[2J"],),
     "verify": (["{run}"],),
     "thermometer": (["{run}"], ["{run}", "\x1b[2J"]),
+    "look": (["{run}", "{script}"],),
     "export": (["{run}", "{out}/\x1b[2J.csv", "--format", "csv"], ["{run}", "{out}", "-f", "\x1b"]),
     "cp": (["{run}", "{out}/\x1b[2J"],),
     "compact": (["{out}/\x1b[2J"],),

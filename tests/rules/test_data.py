@@ -282,6 +282,25 @@ def test_a_branch_that_is_cut_off_is_named(cut: bool) -> None:
     assert [str(found.place) for found in tape.findings(Detached())] == ["a"] * cut
 
 
+@pytest.mark.parametrize(("target", "found"), [("Net#2", 0), ("Other", 1)])
+def test_a_target_network_need_not_be_trained(target: str, found: int) -> None:
+    tape = Tape()
+    names = ("Net", target)
+    weights = [tape.slot(n, (4, 4), role="weight", kind="parameter") for n in names]
+    answer = tape.slot("Net", (8, 4))
+    wanted = tape.slot(target, (8, 4), pass_="no_grad")
+    loss = tape.slot("loss", (), kind="loss")
+    gradient = tape.slot("Net", (4, 4), role="weight", kind="parameter", pass_="grad")
+    tape.graph([(weights[0], answer), (answer, loss)], cut=[(weights[1], wanted), (wanted, loss)])
+    tape.documents["modules"] = [
+        {"node": name, "parameters": {"weight": {"trainable": True, "tied_to": None}}}
+        for name in names
+    ]
+    for _ in range(3):
+        tape.record({i: np.ones(tape.slots[i].shape) for i in (*weights, answer, wanted, gradient)})
+    assert len(tape.findings(Detached())) == found
+
+
 def test_a_term_of_a_loss_written_by_hand_is_no_target() -> None:
     """The log determinants of a flow that starts as the identity are zero."""
     for function, alarms in (("add", 0), ("__sub__", 0), ("mse_loss", 1)):

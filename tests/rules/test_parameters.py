@@ -53,7 +53,7 @@ def test_what_is_frozen_need_not_be_trained_and_must_not_move() -> None:
     tape, a, b = network(trainable=(False, True))
     (grad,) = gradients(tape, "b")
     for step in range(6):
-        tape.record({a: WEIGHT * 1.01**step, b: WEIGHT * 1.01**step, grad: WEIGHT})
+        tape.record({a: WEIGHT * 1.01**step, b: 2 * WEIGHT * 1.01**step, grad: WEIGHT})
     assert not tape.findings(Untrained())
     (found,) = tape.findings(FrozenMoves())
     assert found.place is not None

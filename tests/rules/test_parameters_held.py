@@ -17,8 +17,15 @@ WEIGHT = np.full((4, 4), 0.5)
 LAYERS = ("a", "b", "c")
 
 
-def network(*, left_out: str, moves: bool = False, gradient: bool = True, records: int = 6) -> Tape:
-    """Three layers that run in turn; one is in no optimizer."""
+def network(
+    *,
+    left_out: str,
+    moves: bool = False,
+    gradient: bool = True,
+    records: int = 6,
+    copied: bool = False,
+) -> Tape:
+    """Three layers that run in turn; one is in no optimizer and may be a copy of another."""
     tape = Tape()
     tape.documents["modules"] = [
         {
@@ -43,9 +50,11 @@ def network(*, left_out: str, moves: bool = False, gradient: bool = True, record
     )
     for record in range(records):
         tensors = dict.fromkeys(outputs, np.ones((8, 4))) | dict.fromkeys(backward, WEIGHT)
-        for name, weight in zip(LAYERS, weights, strict=True):
+        for number, (name, weight) in enumerate(zip(LAYERS, weights, strict=True)):
             still = name == left_out and not moves
-            tensors[weight] = WEIGHT * (1 if still else 1.01**record)
+            tensors[weight] = (
+                WEIGHT * (1 if still else 1.01**record) * (1 if copied else 1 + number)
+            )
         tape.record(tensors)
     return tape
 
@@ -59,6 +68,11 @@ def test_a_layer_in_no_optimizer_is_the_worse_the_nearer_to_the_loss(
 ) -> None:
     (finding,) = network(left_out=left_out).findings(Untrained(), window=window)
     assert (str(finding.place), finding.severity) == (f"{left_out} weight", severity)
+
+
+def test_what_begins_as_a_copy_of_trained_weights_may_be_a_target_network() -> None:
+    (finding,) = network(left_out="c", copied=True).findings(Untrained())
+    assert finding.severity == "hint"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +98,46 @@ def test_a_frozen_parameter_that_moves_is_wrong_only_in_an_optimizer(optimized: 
     for record in range(6):
         tape.record({weight: WEIGHT * 1.01**record})
     assert len(tape.findings(FrozenMoves())) == optimized
+
+
+@pytest.mark.parametrize(("began", "found"), [(1.0, 0), (1.1, 1)])
+def test_a_moving_average_in_an_optimizer_is_no_frozen_parameter(began: float, found: int) -> None:
+    tape = Tape()
+    names = ("online", "target")
+    online, target = (tape.slot(n, (4, 4), role="weight", kind="parameter") for n in names)
+    tape.documents["modules"] = [
+        {
+            "path": name,
+            "node": name,
+            "parameters": {
+                "weight": {"shape": [4, 4], "trainable": name == "online", "optimized": True}
+            },
+        }
+        for name in names
+    ]
+    for record in range(6):
+        tape.record({online: WEIGHT * 1.1**record, target: WEIGHT * began * 1.01**record})
+    assert len(tape.findings(FrozenMoves())) == found
+
+
+@pytest.mark.parametrize(("scaled", "found"), [(True, 0), (False, 1)])
+def test_the_bias_of_a_normalization_may_cancel_out_in_a_difference(
+    scaled: bool, found: int
+) -> None:
+    tape = Tape()
+    facts = {"shape": [4], "trainable": True, "optimized": True}
+    tape.documents["modules"] = [
+        {"path": "norm", "node": "norm", "parameters": {"weight": facts, "bias": facts}},
+        {"path": "out", "node": "out", "parameters": {"bias": facts}},
+    ]
+    gradients = [
+        tape.slot(node, (4,), role=role, kind="parameter", pass_="grad")
+        for node, role in (("norm", "weight"), ("norm", "bias"), ("out", "bias"))
+    ]
+    for _ in range(30):
+        sizes = (float(scaled), 0.0, 1.0)
+        tape.record({slot: np.full(4, size) for slot, size in zip(gradients, sizes, strict=True)})
+    assert len(tape.findings(Untrained())) == found
 
 
 def models(*parts: Sequence[tuple[int, bool]]) -> Tape:

@@ -82,6 +82,6 @@ def test_if_nothing_fits_it_proposes_metrics() -> None:
     assert "Use --nodes '' for metrics and findings only" in message
 
 
-def test_pictures_are_no_series() -> None:
-    slots = slots_of("a", passes=("forward", "picture:cam"))
+def test_pictures_and_checkpoints_are_no_series() -> None:
+    slots = slots_of("a", passes=("forward", "picture:cam", "checkpoint", "shown"))
     assert [slot.key.pass_ for slot in Selection().chosen(slots, STORED)] == ["forward"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
-from comgra_decl.records import PICTURE_PREFIX, PROBE_PREFIX
+from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
 
@@ -77,6 +77,23 @@ class Cloud:
 
 
 @dataclass(frozen=True, slots=True)
+class Exhibit:
+    """An image or text that the program has shown.
+
+    Attributes:
+        name: its name.
+        step: the step at which it was shown.
+        image: a data URL; "" for a text.
+        text: the text; "" for an image.
+    """
+
+    name: str
+    step: int
+    image: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Album:
     """Everything that the Pictures section shows.
 
@@ -89,6 +106,7 @@ class Album:
         cloud: the selected node's cloud, or the reason why there is none.
         likeness: nodes and their CKA, or the reason why there is none.
         confusion: counts by class and predicted class, or the reason why there are none.
+        exhibits: what the program has shown, at the last step up to the selected one.
     """
 
     probe: str
@@ -99,16 +117,38 @@ class Album:
     cloud: Cloud | str = ""
     likeness: Picture | str = ""
     confusion: Picture | str = ""
+    exhibits: tuple[Exhibit, ...] = ()
+
+
+def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
+    """Returns what the program showed last, up to a step; later things if there are none."""
+    table = view.now("shown", lambda: view.run.shown)
+    found = []
+    for name, rows in table.groupby("name", sort=False):
+        steps = rows["step"].to_numpy()
+        earlier = steps if step is None else steps[steps <= step]
+        at = int(earlier.max() if len(earlier) else steps.min())
+        try:
+            value = view.now(("shown", name, at), lambda n=name, s=at: view.run.shown_value(n, s))  # type: ignore[misc]
+        except ComgraError as error:
+            value = str(error)
+        if isinstance(value, str):
+            found.append(Exhibit(str(name), at, text=value))
+        else:
+            colours = value[..., :3] if value.shape[-1] >= 3 else np.repeat(value[..., :1], 3, -1)
+            found.append(Exhibit(str(name), at, image=png(np.ascontiguousarray(colours))))
+    return tuple(found)
 
 
 def album(view: RunView, at: Selection) -> Album:
     """Returns the pictures at the probe's record nearest to the selected step."""
+    exhibits = _exhibits(view, at.step)
     types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
     type_ = at.type if at.type in types else types[0] if types else ""
     steps = view.steps(type_) if type_ else None
     step = None if steps is None else nearest(steps, at.step if at.step is not None else -1)
     if step is None:
-        return Album("", -1, 0)
+        return Album("", -1, 0, exhibits=exhibits)
     tiles = view.ever(("tiles", type_, step), lambda: _tiles(view, type_, step))
     sample = min(at.sample or 0, max(0, len(tiles) - 1))
     return Album(
@@ -120,6 +160,7 @@ def album(view: RunView, at: Selection) -> Album:
         _cloud(view, type_, step, at.node),
         _computed(view, "likeness", type_, step),
         _computed(view, "confusion", type_, step),
+        exhibits,
     )
 
 
@@ -238,7 +279,7 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             cards.append(Card(f"{name} ({fact['method']})", missing=str(fact["refused"])))
     for slot in slots:
         name = slot.pass_.removeprefix(PICTURE_PREFIX)
-        if name not in extra:
+        if name not in extra or slot.role.endswith(LENS_TOKENS):
             continue
         fact = extra[name]
         try:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Preview, Run, arrays
 from comgra_decl.query import Slot as Handle
-from comgra_decl.records import SlotInfo, Structure
+from comgra_decl.records import NO_SERIES, SlotInfo, Structure
 from comgra_decl.viewer.model.cache import Cache
 
 if TYPE_CHECKING:
@@ -135,11 +135,12 @@ class RunView:
             return
         self.slots: dict[int, Slot] = {info.id: _slot(info) for info in known}
         tree: dict[str, dict[str, dict[int, dict[str, Slot]]]] = {}
-        for slot in self.slots.values():
+        offered = [slot for slot in self.slots.values() if slot.pass_ not in NO_SERIES]
+        for slot in offered:
             roles = tree.setdefault(slot.node, {})
             roles.setdefault(slot.role, {}).setdefault(slot.iteration, {})[slot.pass_] = slot
         self._tree = tree
-        self._gradients = sorted({slot.pass_ for slot in self.slots.values()} - {"forward"})
+        self._gradients = sorted({slot.pass_ for slot in offered} - {"forward"})
 
     @property
     def nodes(self) -> list[str]:
@@ -186,7 +187,7 @@ class RunView:
     def _types(self) -> list[str]:
         records = self.run.records
         train = set(records["type"][records["mode"] == "train"]) if len(records) else set()
-        labels = [t for t in self.run.types if train != {t}]
+        labels = [t for t in self.run.types if train != {t} and t not in NO_SERIES]
         return ["", *labels, *(tag for tag in self.run.tags if tag not in self.run.types)]
 
     def steps(self, type_: str) -> Steps:

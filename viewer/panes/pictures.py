@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.numbers import MISSING, count, number
-from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Tile, album
+from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Exhibit, Tile, album
 from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 
@@ -85,8 +86,9 @@ def _nodes(found: Album) -> list[str]:
 
 
 def _page(found: Album, node: str) -> str:
+    shown = _exhibits(found.exhibits)
     if not found.probe:
-        return _NO_PROBE
+        return shown + _NO_PROBE
     tiles = "".join(_tile(tile, tile.sample == found.sample) for tile in found.tiles)
     cards = "".join(_card(card) for card in found.cards)
     cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
@@ -94,8 +96,23 @@ def _page(found: Album, node: str) -> str:
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
         f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
-        f'<div class="cards">{cards}</div>'
+        f'<div class="cards">{cards}</div>{shown}'
     )
+
+
+def _exhibits(found: Sequence[Exhibit]) -> str:
+    """Returns the section with what the program has shown; "" if it has shown nothing."""
+    if not found:
+        return ""
+    cards = []
+    for each in found:
+        title = f"{_e(each.name)} <small>step {count(each.step)}</small>"
+        alt = _e(each.name)
+        inner = (
+            f'<img src="{each.image}" alt="{alt}">' if each.image else f"<pre>{_e(each.text)}</pre>"
+        )
+        cards.append(f'<div class="card"><h3>{title}</h3>{inner}</div>')
+    return f'<h2>Shown by the program</h2><div class="cards">{"".join(cards)}</div>'
 
 
 def _tile(tile: Tile, chosen: bool) -> str:

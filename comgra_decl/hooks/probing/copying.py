@@ -45,13 +45,15 @@ class CleanCopy:
     """A copy of a model, with its own parameters, buffers, generators and plain attributes.
 
     It has none of the program's hooks, except those from `torch.nn.utils` that compute parameters.
-    Its modules call `watch` and bypass all global module hooks. Tied parameters stay tied. Compiled
-    models run eagerly.
+    Its modules call `watch` and bypass all global module hooks, unless they are `traceable`. Tied
+    parameters stay tied. Compiled models run eagerly.
 
     Args:
         root: the model, or a wrapper (DDP, `torch.compile`) around it; the wrapped model is copied.
         paths: the path of each module, by its `id`.
         host: whether to copy the model to the CPU.
+        traceable: whether the modules call global hooks like other modules, so that they can be
+            traced; `watch` is then not called.
 
     Attributes:
         module: the copy.
@@ -64,9 +66,16 @@ class CleanCopy:
         ProbeError: the model cannot be copied; the message states why.
     """
 
-    def __init__(self, root: nn.Module, paths: Mapping[int, str], *, host: bool = False) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        paths: Mapping[int, str],
+        *,
+        host: bool = False,
+        traceable: bool = False,
+    ) -> None:
         inner = unwrapped(root)
-        _check(root, inner)
+        check_whole(root, inner)
         self.moved = host
         self.watch: Watch | None = None
         try:
@@ -92,12 +101,12 @@ class CleanCopy:
             )
         self.device = next((t.device for t in _tensors_of(self.module)), torch.device("cpu"))
         for module in self._modules:
-            self._take_over(module)
+            _remove_hooks(module)
+            module._compiled_call_impl = None
+            if not traceable:
+                self._take_over(module)
 
     def _take_over(self, module: nn.Module) -> None:
-        for name, hooks in _hooks_of(module):
-            if name != "_forward_pre_hooks":
-                hooks.clear()
         computing = list(module._forward_pre_hooks.values())
         path = self.paths.get(id(module))
         module._compiled_call_impl = partial(self._call, module, path, computing)
@@ -153,7 +162,17 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module if inner is None else unwrapped(inner)
 
 
-def _check(root: nn.Module, inner: nn.Module) -> None:
+def check_whole(root: nn.Module, inner: nn.Module) -> None:
+    """Check that this process holds a whole model, in a form that can be copied.
+
+    Args:
+        root: the model, possibly in wrappers.
+        inner: the model without wrappers.
+
+    Raises:
+        NotReadyError: the model has not created its parameters yet.
+        ProbeError: its parameters are distributed over processes, or it is scripted.
+    """
     for module in [root, *inner.modules()]:
         kind = type(module).__name__
         if {base.__name__ for base in type(module).__mro__} & {*_ENGINES}:
@@ -228,6 +247,14 @@ def _hooks_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         if "_hooks" in name and isinstance(value, dict):
             yield name, value
+
+
+def _remove_hooks(module: nn.Module) -> None:
+    """Remove all hooks except those that compute parameters."""
+    for name, hooks in _hooks_of(module):
+        kept = _computing(hooks) if name == "_forward_pre_hooks" else {}
+        hooks.clear()
+        hooks.update(kept)
 
 
 def _computing(hooks: Mapping[int, Any]) -> dict[int, Any]:

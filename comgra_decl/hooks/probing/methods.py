@@ -15,13 +15,16 @@ from torch.overrides import TorchFunctionMode
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.plans import facts_of
+from comgra_decl.hooks.probing.lens import Lens
 from comgra_decl.hooks.probing.subject import Point, Subject, Tap
+from comgra_decl.records import LENS_TOKENS
 from comgra_decl.spec.pictures import (
     GradCamSpec,
     GuidedBackpropSpec,
     GuidedGradCamSpec,
     InputXGradientSpec,
     IntegratedGradientsSpec,
+    LogitLensSpec,
     OcclusionSpec,
     PictureSpec,
     SaliencySpec,
@@ -65,6 +68,8 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
     Raises:
         ProbeError: the picture cannot be made for this model; the message states why.
     """
+    if isinstance(spec, LogitLensSpec):
+        return _logit_lens(spec, subject)
     classes = subject.classes(spec.target)
     facts: dict[str, Any] = {"method": spec.method}
     if classes is not None:
@@ -179,10 +184,7 @@ def _cams(
     The channels of the layer's output, each weighted with the mean of its gradient, are added up
     (Selvaraju et al. 2017, equations 1 and 2, without the final ReLU).
     """
-    modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
-    paths = [p for p, m in modules.items() if is_selected(spec.select, facts_of(p, m))]
-    if not paths:
-        raise ProbeError("`select` matches no module of the model")
+    paths = _selected(spec, subject)
     tap = Tap(frozenset(paths))
     with torch.enable_grad():
         explained = subject.explained(subject.call(tap=tap), classes, spec.target)
@@ -201,6 +203,32 @@ def _cams(
     if not cams:
         raise ProbeError(f"no gradient reaches {', '.join(paths)}")
     return cams
+
+
+def _selected(spec: GradCamSpec | GuidedGradCamSpec | LogitLensSpec, subject: Subject) -> list[str]:
+    modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
+    paths = [p for p, m in modules.items() if is_selected(spec.select, facts_of(p, m))]
+    if not paths:
+        raise ProbeError("`select` matches no module of the model")
+    return paths
+
+
+def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
+    with torch.no_grad():
+        lens = Lens(subject, _selected(spec, subject), norm=spec.norm, head=spec.head)
+        explained = lens.final.argmax(-1) if spec.target == "top" else int(spec.target)
+        maps: list[Map] = []
+        for path, logits in lens.predictions():
+            if isinstance(explained, int) and explained >= logits.shape[-1]:
+                raise ProbeError(
+                    f"token {explained} does not exist; the head returns {logits.shape[-1]}"
+                )
+            chosen = torch.as_tensor(explained, device=logits.device).expand(logits.shape[:-1])
+            likely = logits.log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
+            maps.append(Map(path, "output", likely))
+            maps.append(Map(path, f"output{LENS_TOKENS}", logits.argmax(-1)))
+    facts = {"method": spec.method, "target": spec.target, "norm": lens.norm, "head": lens.head}
+    return Drawn(maps, facts)
 
 
 def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | None) -> Drawn:

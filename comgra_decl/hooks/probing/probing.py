@@ -1,10 +1,11 @@
-"""All probes of a run, as the tracer and the step records use them."""
+"""All probes and checkpoints of a run, as the tracer and the step records use them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.hooks.probing.checkpoints import Checkpoints
 from comgra_decl.hooks.probing.perturbations import Perturbations
 from comgra_decl.hooks.probing.probe import InputSlot, Probe
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Probing:
-    """Passes the events of a recorded training step to the probes.
+    """Passes the events of a recorded training step to the probes and checkpoints.
 
     Args:
         spec: the declaration.
@@ -28,8 +29,10 @@ class Probing:
             possibly kept.
         warn: called with the reason why a probe or a picture is missing.
         say: called with (probe, sentence) when a budget has chosen the gap between records.
+        left: returns how many bytes the run's disk budget leaves; see `Checkpoints`.
 
     Attributes:
+        first: called with (node, model) before a trained model is called; None for nothing.
         perturbations: copies models for experiments after the training, if the spec asks for them.
     """
 
@@ -41,8 +44,13 @@ class Probing:
         scheduled: Callable[[], bool],
         warn: Callable[[str], None],
         say: Callable[[str, str, str], None],
+        left: Callable[[int], float | None],
     ) -> None:
+        self.first: Callable[[str, nn.Module], None] | None = None
         self._scheduled = scheduled
+        self._checkpoints = (
+            None if spec.checkpoints is None else Checkpoints(spec, left=left, warn=warn)
+        )
         self.perturbations = Perturbations() if spec.perturbations else None
         self._probes = [
             Probe(
@@ -65,8 +73,13 @@ class Probing:
         iteration: int,
     ) -> None:
         """Handle a call to a model that is trained, before any of the model has run."""
+        if self.first is not None:
+            self.first(plan.top.label, module)
         if self.perturbations is not None and self.perturbations.due:
             self.perturbations.enter(module, plan, args, kwargs)
+        checkpoints = self._checkpoints
+        if checkpoints is not None and checkpoints.due and self._scheduled():
+            checkpoints.enter(module, plan)
         due = [probe for probe in self._probes if probe.due]
         for probe in due if due and self._scheduled() else ():
             probe.enter(module, plan, args, kwargs, iteration=iteration)
@@ -90,6 +103,8 @@ class Probing:
 
     def drop(self) -> None:
         """Handle a step that is not recorded."""
+        if self._checkpoints is not None:
+            self._checkpoints.drop()
         for probe in self._probes:
             probe.drop()
 
@@ -97,21 +112,12 @@ class Probing:
         """Run the probes that are due after a step that is recorded, and emit their records."""
         if self.perturbations is not None:
             self.perturbations.ended(info.step)
-        for probe in self._probes:
-            raw = probe.ended(info, table)
+        for each in (self._checkpoints, *self._probes):
+            raw = None if each is None else each.ended(info, table)
             if raw is not None:
                 sink(raw)
 
 
-def probing(
-    spec: Spec,
-    *,
-    input_slot: InputSlot,
-    scheduled: Callable[[], bool],
-    warn: Callable[[str], None],
-    say: Callable[[str, str, str], None],
-) -> Probing | None:
-    """Return the probes and perturbations of a spec; None if it declares none."""
-    if not (spec.probes or spec.perturbations):
-        return None
-    return Probing(spec, input_slot=input_slot, scheduled=scheduled, warn=warn, say=say)
+def probes_anything(spec: Spec) -> bool:
+    """Return whether a spec declares probes, checkpoints or perturbations."""
+    return bool(spec.probes or spec.perturbations or spec.checkpoints is not None)

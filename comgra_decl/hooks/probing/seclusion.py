@@ -10,6 +10,7 @@ from threading import get_ident
 
 import numpy as np
 import torch
+from torch.nn.modules import module as torch_module
 
 from comgra_decl.torch_private import (
     DeviceMode,
@@ -24,6 +25,9 @@ from comgra_decl.torch_private import (
 _SEED = 0
 """Seed of the generators while a copy runs. With the same random numbers at every record, pictures
 change only because the model changes."""
+
+_FULL_BACKWARD = "_global_is_full_backward_hook"
+"""Where torch stores which kind of global backward hook the program uses."""
 
 SECLUDED: set[int] = set()
 """The threads that run a copy. Callers test it before `is_secluded`, which saves a call per hook in
@@ -71,13 +75,57 @@ def secluded(device: torch.device) -> Iterator[None]:
         SECLUDED.add(mine)
         if not outer:
             stack.callback(SECLUDED.discard, mine)
+        stack.enter_context(_outside_of_modes())
+        stack.enter_context(_generators_kept(cuda))
+        _seed(cuda)
+        stack.enter_context(_slow_path_of_attention())
+        yield
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run a copy, observed by a tracer of its own, without effects on the program.
+
+    Unlike in `secluded`, a tracer started inside observes the code, and random numbers are those
+    that the program would draw next. The generators are restored afterwards. The program's modes
+    and global module hooks are suspended in the meantime, for all threads in the case of hooks.
+    """
+    cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with ExitStack() as stack:
+        stack.enter_context(_outside_of_modes())
+        stack.enter_context(_generators_kept(list(cuda)))
+        stack.enter_context(_without_global_hooks())
+        stack.enter_context(_slow_path_of_attention())
+        yield
+
+
+@contextmanager
+def _outside_of_modes() -> Iterator[None]:
+    with ExitStack() as stack:
         stack.enter_context(torch.inference_mode(mode=False))
         if dispatch_modes():
             stack.enter_context(without_dispatch_modes())
         stack.enter_context(_without_function_modes())
-        stack.enter_context(_generators(cuda))
-        stack.enter_context(_slow_path_of_attention())
         yield
+
+
+@contextmanager
+def _without_global_hooks() -> Iterator[None]:
+    """Suspend the global hooks of modules; those registered meanwhile stay."""
+    names = [name for name in vars(torch_module) if name.startswith("_global_")]
+    tables = [t for name in names if isinstance(t := getattr(torch_module, name), dict)]
+    full = getattr(torch_module, _FULL_BACKWARD, None)
+    found = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, found, strict=True):
+            now = dict(table)
+            table.clear()
+            table.update({**before, **now})
+        setattr(torch_module, _FULL_BACKWARD, full)
 
 
 @contextmanager
@@ -97,16 +145,19 @@ def _stack(modes: list[object]) -> None:
         push_function_mode(mode)
 
 
+def _seed(cuda: list[int]) -> None:
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+    torch.default_generator.manual_seed(_SEED)
+    for index in cuda:
+        torch.cuda.default_generators[index].manual_seed(_SEED)
+
+
 @contextmanager
-def _generators(cuda: list[int]) -> Iterator[None]:
+def _generators_kept(cuda: list[int]) -> Iterator[None]:
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=cuda):
         try:
-            random.seed(_SEED)
-            np.random.seed(_SEED)
-            torch.default_generator.manual_seed(_SEED)
-            for index in cuda:
-                torch.cuda.default_generators[index].manual_seed(_SEED)
             yield
         finally:
             random.setstate(of_python)

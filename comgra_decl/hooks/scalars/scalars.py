@@ -148,6 +148,10 @@ class Scalars:
         if len(self._closed) >= _MOST_CLOSED:
             self._hand_over()
 
+    def step_of_annotation(self) -> int:
+        """Return the step to which an annotation made now belongs; see `kpi`."""
+        return self.saying.step - bool(self._is_about_the_last_step())
+
     def measured(self, name: str, number: Number) -> None:
         """Add a value of the current step that tracing observed, not one the program logged."""
         self._look()

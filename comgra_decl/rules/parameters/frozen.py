@@ -6,11 +6,13 @@ import numpy as np
 
 from comgra_decl.rules.api import (
     Count,
+    First,
     Mask,
     Measured,
     Patient,
     Previous,
     Scene,
+    SlotKey,
     SlotRule,
     Slots,
     SlotTable,
@@ -38,7 +40,8 @@ class FrozenMoves(SlotRule):
         "in the last record. Nevertheless, for `patience` records in a row, its l2 norm changes "
         f"by more than {_CHANGE:g} relative to the previous record. Parameters that belong to no "
         "optimizer are ignored, because the program updates them itself (moving averages of "
-        "weights, target networks)."
+        "weights, target networks). Weights that began as copies of trained ones are ignored for "
+        "the same reason, even in an optimizer, which skips parameters without a gradient."
     )
     source = (
         "The section on frozen layers in the book chapter 'Debugging: Visualizing Activation Maps "
@@ -55,6 +58,7 @@ class FrozenMoves(SlotRule):
     needs = "parameters, {select: '**', capture: [parameter]}, some with requires_grad=False"
 
     _before = per_run(Previous)
+    _start = per_run(First)
 
     def wants(self, table: SlotTable) -> Mask:
         """Returns the parameters."""
@@ -63,17 +67,32 @@ class FrozenMoves(SlotRule):
     def measure(self, window: Window, at: Slots) -> Measured:
         """Returns the relative change in the l2 norm since the previous record."""
         norm = window.read("l2", at).astype(np.float64)
+        self._start.look(at, norm)
         before = self._before.look(at, norm)
         change = np.abs(norm - before) / np.maximum(np.abs(before), 1e-12)
         return change > _CHANGE, change
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps only frozen parameters."""
-        parameters = scene.parameters
-        keys = [scene.table.infos[slot].key for slot in fired.tolist()]
-        facts = [parameters.get((key.node, key.role), {}) for key in keys]
-        frozen = [f.get("trainable") is False and f.get("optimized", True) for f in facts]
-        return fired[np.array(frozen, np.bool_)]
+        parameters, infos = scene.parameters, scene.table.infos
+        held = {key: scene.table.by_key.get(SlotKey(*key, 0, "forward")) for key in parameters}
+        trained = {
+            (key[1], infos[slot].shape, self._size(slot))
+            for key, slot in held.items()
+            if slot is not None and parameters[key].get("trainable")
+        }
+
+        def is_wrong(slot: int) -> bool:
+            info = infos[slot]
+            facts = parameters.get((info.key.node, info.key.role), {})
+            copied = (info.key.role, info.shape, self._size(slot)) in trained
+            return facts.get("trainable") is False and facts.get("optimized", True) and not copied
+
+        return fired[np.array([is_wrong(slot) for slot in fired.tolist()], np.bool_)]
+
+    def _size(self, slot: int) -> float:
+        """Returns the l2 norm in the first record."""
+        return float(self._start.known(np.array([slot]))[0])
 
     def marks(self) -> dict[int, int]:
         """Returns no slots: most parameters are supposed to change."""

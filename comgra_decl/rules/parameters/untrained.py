@@ -9,6 +9,7 @@ import numpy as np
 from comgra_decl.rules.api import (
     MOST_OTHERS,
     Finding,
+    First,
     Mask,
     Measured,
     Numbers,
@@ -68,7 +69,8 @@ class Untrained(SlotRule):
         "gradient is zero but the loss has fallen by half. Alternatively, a parameter receives "
         "gradients but never changes, because it belongs to no optimizer although other "
         "parameters do. The finding is then an error if the parameter comes after all trained "
-        "parameters, a hint if it comes before all of them, and a warning otherwise. If "
+        "parameters, a hint if it comes before all of them or if all such weights began as copies "
+        "of trained ones (target networks), and a warning otherwise. If "
         "gradients are not recorded, the rule instead reports parameters that remain unchanged "
         "for `patience` records while others change. Parameters that belong to no optimizer and "
         "have no gradient are ignored (teachers, target networks). A bias is also ignored if its "
@@ -91,6 +93,7 @@ class Untrained(SlotRule):
 
     _before: dict[str, Previous] = per_run(dict)
     _last: dict[str, Previous] = per_run(dict)
+    _start = per_run(First)
     _first: list[float] = per_run(list)
     _latest: list[float] = per_run(list)
     _moved: set[int] = per_run(set)  # slots of parameters that have changed
@@ -102,6 +105,8 @@ class Untrained(SlotRule):
         for name in ("mean", "l2", "abs_max"):
             if window.has(name) and len(at):
                 value = window.read(name, at).astype(np.float64)
+                if name == "l2":
+                    self._start.look(at, value)
                 before = self._last.setdefault(name, Previous()).look(at, value)
                 changed = (value != before) & np.isfinite(value) & np.isfinite(before)
                 self._moved |= {int(slot) for slot in at[changed.any(0)]}
@@ -145,7 +150,7 @@ class Untrained(SlotRule):
                 first_step=0,
                 message=f"{lead} {_STATES[state]}.",
                 advice=_ADVICE.get(state, self.advice),
-                severity=self._severity(scene, lead, state),
+                severity=self._severity(scene, lead, found),
                 evidence={"records": scene.records, "gradient": state},
                 also=len(rest),
                 others=tuple(rest)[:MOST_OTHERS],
@@ -178,12 +183,15 @@ class Untrained(SlotRule):
                 found[place] = "zero"
         return found
 
-    def _severity(self, scene: Scene, lead: Place, state: str) -> str:
-        """Returns the severity for an untrained parameter."""
+    def _severity(self, scene: Scene, lead: Place, found: dict[Place, str]) -> str:
+        """Returns the severity for untrained parameters."""
+        state = found[lead]
         if state in _HINTS or (state == "zero" and self._learns):
             return "hint"
         if state != "not optimized":
             return self.severity
+        if self._are_copies(scene, [place for place, its in found.items() if its == state]):
+            return "hint"
         here = self._ran(scene, lead)
         trained = [
             self._ran(scene, Place(*key))
@@ -193,6 +201,24 @@ class Untrained(SlotRule):
         if all(here > other for other in trained):
             return "error"
         return "hint" if all(here < other for other in trained) else "warning"
+
+    def _are_copies(self, scene: Scene, places: list[Place]) -> bool:
+        """Returns whether the weights among these parameters began with values of trained ones."""
+        parameters, by_key = scene.parameters, scene.table.by_key
+        sizes: dict[tuple[str, tuple[int, ...]], set[float]] = {}
+        for (node, role), facts in parameters.items():
+            slot = by_key.get(SlotKey(node, role, 0, "forward"))
+            if facts.get("optimized") and slot is not None:
+                shape = role, tuple(facts["shape"])
+                sizes.setdefault(shape, set()).add(float(self._start.known(np.array([slot]))[0]))
+        found = []
+        for place in places:
+            shape = tuple(parameters[place.node, place.role]["shape"])
+            slot = by_key.get(SlotKey(place.node, place.role, 0, "forward"))
+            if len(shape) > 1 and slot is not None:  # biases may all be zero
+                size = float(self._start.known(np.array([slot]))[0])
+                found.append(size in sizes.get((place.role, shape), set()))
+        return bool(found) and all(found)
 
     @property
     def _learns(self) -> bool:
@@ -243,7 +269,10 @@ class Untrained(SlotRule):
         """Returns whether only a module's bias lacks a gradient, because it cancels out later."""
         if role != "bias":
             return False
-        weights = scene.table.remembered(weights_beside, weights_beside).get(node, [])
+        table = scene.table
+        weights = table.remembered(weights_beside, weights_beside).get(node, [])
+        scale = table.by_key.get(SlotKey(node, "weight", 0, "grad"))  # of a normalization
+        weights = weights if scale is None else [*weights, scale]
         return any(weight not in self.streak.fired for weight in weights)
 
     def follows(self, finding: Finding, other: Finding) -> bool:

@@ -26,7 +26,8 @@ class Detached(Rule):
         "gradient. Alternatively, a tensor that is trained through other paths enters a module "
         "with trained parameters, but no gradient flows back from this module in any iteration. "
         "The second finding is only a hint. Modules whose inputs are integers (embeddings) are "
-        "ignored."
+        "ignored, and so are models that are called only without gradients while another model of "
+        "the same class is trained (target networks)."
     )
     source = (
         "Our own definition, based on the graph; the silent failures in the book chapter "
@@ -106,15 +107,28 @@ def _cuts(scene: Scene, structure: Structure) -> list[SlotKey]:
     if not lost:
         return []
     made = _made_of(structure, lost)
+    trained = {
+        structure.keys[i].node.partition(".")[0]
+        for i in by_gradient
+        if structure.kinds[i] == "parameter"
+    }
     cut = [
         i
         for i in made
         if i in by_value
         and i not in by_gradient
         and structure.kinds[i] == "computed"
+        and not _of_target_network(structure.keys[i], trained)
         and all(b not in made or b in by_gradient for b, _ in forward.get(i, []) if b in by_value)
     ]
     return [structure.keys[i] for i in sorted(cut, reverse=True)]
+
+
+def _of_target_network(key: SlotKey, trained: set[str]) -> bool:
+    """Returns whether a model is called without gradients and another of its class is trained."""
+    model = key.node.partition(".")[0]
+    alike = {other for other in trained if other.partition("#")[0] == model.partition("#")[0]}
+    return key.pass_ == "no_grad" and model not in trained and bool(alike)
 
 
 def _reaching(structure: Structure, ends: set[int], *, with_gradient: bool) -> set[int]:

@@ -1,0 +1,140 @@
+"""The logit lens: a model's last norm and head, applied to the output of any layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from comgra_decl.errors import ProbeError, did_you_mean
+from comgra_decl.hooks.probing.subject import Subject
+from comgra_decl.hooks.pytree import tensors_in
+
+_HOW = "name it in the picture, as in {}: {}"
+
+
+class Lens:
+    """The layers of a model seen through its last norm and its head.
+
+    Args:
+        subject: the copy of the model and the samples.
+        layers: the paths of the layers.
+        norm: the path of the norm; None to find it.
+        head: the path of the head; None to find it.
+
+    Attributes:
+        norm: the path of the norm; None if the head receives the last layer's output as it is.
+        head: the path of the head.
+        final: the output of the head in the model itself, [samples, positions, tokens].
+
+    Raises:
+        ProbeError: the model has no such norm or head; the message says what to declare.
+    """
+
+    def __init__(
+        self, subject: Subject, layers: Sequence[str], *, norm: str | None, head: str | None
+    ) -> None:
+        self._modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
+        for key, path in (("norm", norm), ("head", head)):
+            if path is not None and path not in self._modules:
+                hint = did_you_mean(path, self._modules)
+                raise ProbeError(f"the model has no module {path!r} for `{key}`{hint}")
+        named = frozenset(path for path in (norm, head) if path is not None)
+        self._watch = watch = _Calls(frozenset(layers), named)
+        args, kwargs = subject.samples.to(subject.copy.device)
+        subject.copy.run(args, kwargs, watch=watch)
+        self.head = head if head is not None else watch.last_linear()
+        called = watch.calls.get(self.head)
+        if called is None:
+            raise ProbeError(f"the head {self.head!r} was not called with a tensor")
+        self.norm = norm if norm is not None else watch.norm_before(called)
+        self.final = called.output
+        for path in layers:
+            if path not in watch.outputs:
+                raise ProbeError(f"{path} was not called, or returns no floating-point tensor")
+
+    def predictions(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (path, logits) for each layer in the order of the calls.
+
+        The logits are [samples, positions, tokens].
+        """
+        for path, hidden in self._watch.outputs.items():
+            try:
+                seen = hidden if self.norm is None else self._modules[self.norm](hidden)
+                logits = self._modules[self.head](seen)
+            except RuntimeError as error:
+                through = " and ".join(filter(None, (self.norm, self.head)))
+                raise ProbeError(
+                    f"the output of {path}, {list(hidden.shape)}, does not go through {through}: "
+                    f"{error}"
+                ) from None
+            yield path, logits
+
+
+class _Call:
+    """A call of a module with one tensor, by position or by name."""
+
+    def __init__(self, given: torch.Tensor, output: torch.Tensor, *, norm: bool) -> None:
+        self.given = given
+        self.output = output
+        self.is_norm = norm
+
+
+class _Calls:
+    """Keeps the outputs of layers, and what norms and linear layers receive and return."""
+
+    def __init__(self, layers: frozenset[str], named: frozenset[str]) -> None:
+        self._layers = layers
+        self._named = named  # the norm and the head, if the picture names them
+        self._given: dict[str, torch.Tensor] = {}
+        self._linear: list[str] = []
+        self.outputs: dict[str, torch.Tensor] = {}
+        self.calls: dict[str, _Call] = {}
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Keep the first tensor that a module receives."""
+        given = [t for _, t in (*tensors_in(args), *tensors_in(kwargs)) if t.is_floating_point()]
+        if given:
+            self._given[path] = given[0]
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Keep an output, and return it unchanged."""
+        first = next((t for _, t in tensors_in(output) if t.is_floating_point()), None)
+        given = self._given.pop(path, None)
+        if first is None:
+            return output
+        if path in self._layers and path not in self.outputs:
+            self.outputs[path] = first.detach().clone()
+        norm, linear = "norm" in type(module).__name__.lower(), isinstance(module, nn.Linear)
+        if given is not None and (norm or linear or path in self._named):
+            self.calls.pop(path, None)  # the last call counts
+            self.calls[path] = _Call(given, first, norm=norm)
+            if linear:
+                self._linear.append(path)
+        return output
+
+    def last_linear(self) -> str:
+        """Return the path of the linear layer that was called last."""
+        if not self._linear:
+            raise ProbeError(f"the head was not found; {_HOW.format('head', 'lm_head')}")
+        return self._linear[-1]
+
+    def norm_before(self, head: _Call) -> str | None:
+        """Return the path of the norm whose output a head received; None if it received a layer's.
+
+        The head may receive a part of it, such as the last position.
+        """
+        storage = head.given.untyped_storage().data_ptr()
+        for path, call in reversed(self.calls.items()):
+            if call.output.untyped_storage().data_ptr() == storage and call.is_norm:
+                return path
+        if any(torch.equal(head.given, hidden) for hidden in self.outputs.values()):
+            return None
+        raise ProbeError(
+            "the last norm was not found, because the head receives the output of another module; "
+            + _HOW.format("norm", "transformer.ln_f")
+        )

@@ -1,0 +1,62 @@
+"""List the parameters and buffers of a model, and put others into a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import nn
+
+from comgra_decl.errors import CallError
+
+EXTRA_STATE = "_extra_state"
+"""The end of the name of an entry in a state dict that is not a tensor of the model."""
+
+_SHOWN = 5
+
+
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
+    """Yield (name, tensor, whether it persists) for all parameters and buffers.
+
+    The persistent ones have the names and the order of a state dict. A tensor with several names is
+    yielded with each of them. No method of the program is called.
+    """
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                yield prefix + name, parameter, True
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                yield prefix + name, buffer, name not in part._non_persistent_buffers_set
+
+
+def load(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy parameters and buffers into a module, in place.
+
+    Args:
+        module: the module, which has no wrapper.
+        weights: tensors by name. Every parameter and every persistent buffer must be among them;
+            buffers that are not persistent may be.
+
+    Raises:
+        CallError: a name or a shape does not fit; lists the first ones.
+    """
+    found = list(named_tensors(module))
+    own = {name: tensor for name, tensor, _ in found}
+    given = {name: t for name, t in weights.items() if not name.endswith(EXTRA_STATE)}
+    problems = [
+        f"{name!r} is missing" for name, _, lasting in found if lasting and name not in given
+    ]
+    problems += [f"the model has no {name!r}" for name in given if name not in own]
+    problems += [
+        f"{name!r} has the shape {tuple(tensor.shape)}, but {tuple(own[name].shape)} in the model"
+        for name, tensor in given.items()
+        if name in own and tensor.shape != own[name].shape
+    ]
+    if problems:
+        more = f"; and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise CallError(f"the weights do not fit the model: {'; '.join(problems[:_SHOWN])}{more}")
+    with torch.no_grad():
+        for name, tensor in given.items():
+            own[name].copy_(tensor)

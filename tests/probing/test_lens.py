@@ -1,0 +1,192 @@
+"""The logit lens shows what each layer would predict, in float64 and at each record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from comgra_decl.errors import ProbeError, SpecError
+from comgra_decl.hooks.probing.methods import Drawn, drawn
+from comgra_decl.spec import load_spec
+from comgra_decl.viewer.model.pictures import album
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection
+from tests.probing.test_methods import subject_of
+
+TOKENS = 23
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+        return x + self.inner(self.norm(x)), None
+
+
+class Language(nn.Module):
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(TOKENS, 8)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.last = last
+        self.head = nn.Linear(8, TOKENS, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x, _ = block(x)
+        return {"logits": self.head(self.last(x)[:, :])}
+
+
+def words(samples: int = 4) -> Tensor:
+    return torch.randint(TOKENS, (samples, 6), generator=torch.Generator().manual_seed(3))
+
+
+def lens(model: nn.Module, tokens: Tensor, **spec: Any) -> Drawn:
+    declared = {"method": "logit_lens", "of": "eyes", "select": "blocks.*", **spec}
+    loaded = load_spec({"probes": {"eyes": {}}, "pictures": {"it": declared}})
+    return drawn(loaded.pictures["it"], subject_of(model, tokens, None))
+
+
+def close(found: Tensor, wanted: Tensor) -> bool:
+    return found.dtype is wanted.dtype and bool((found - wanted).abs().max() < 1e-12)
+
+
+def gpt2(transformers: Any) -> tuple[nn.Module, str, str, str]:
+    config = transformers.GPT2Config(
+        n_layer=3, n_head=2, n_embd=8, vocab_size=TOKENS, n_positions=16, bos_token_id=0,
+        eos_token_id=0,
+    )  # fmt: skip
+    return transformers.GPT2LMHeadModel(config), "transformer.h.*", "transformer.ln_f", "lm_head"
+
+
+def llama(transformers: Any) -> tuple[nn.Module, str, str, str]:
+    config = transformers.LlamaConfig(
+        hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=16, vocab_size=TOKENS,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config), "model.layers.*", "model.norm", "lm_head"
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_it_equals_the_norm_and_head_of_transformers_models(make: Callable[..., Any]) -> None:
+    torch.manual_seed(0)
+    model, select, norm, head = make(pytest.importorskip("transformers"))
+    model = model.double().eval()
+    tokens = words()
+    with torch.no_grad():
+        output = model(tokens, output_hidden_states=True)
+        through = [model.get_submodule(head)(model.get_submodule(norm)(h))
+                   for h in output.hidden_states[1:-1]]  # fmt: skip
+        through.append(output.logits)  # the last of them is already normalised
+    explained = output.logits.argmax(-1)
+    for spec in ({}, {"norm": norm, "head": head}):
+        found = lens(model, tokens, select=select, **spec)
+        assert (found.facts["norm"], found.facts["head"]) == (norm, head)
+        prefix = select.removesuffix("*")
+        assert [m.node for m in found.maps] == [f"{prefix}{i}" for i in (0, 0, 1, 1, 2, 2)]
+        for i, logits in enumerate(through):
+            likely, best = (m.values for m in found.maps[2 * i : 2 * i + 2])
+            wanted = logits.log_softmax(-1).gather(-1, explained[..., None])[..., 0]
+            assert close(likely, wanted), i
+            assert torch.equal(best, logits.argmax(-1))
+    given = lens(model, tokens, select=select, target=7).maps[2].values
+    assert close(given, through[1].log_softmax(-1)[..., 7])
+
+
+def test_a_head_without_a_norm_sees_the_layers_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = Language(nn.Identity()).double()
+    x = model.embed(words())
+    found = lens(model, words())
+    assert (found.facts["norm"], found.facts["head"]) == (None, "head")
+    x, _ = model.blocks[0](x)
+    assert torch.equal(found.maps[1].values, model.head(x).argmax(-1))
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no layer": ({"select": "blocks.7"}, "`select` matches no module of the model"),
+    "another head": ({"head": "haed"}, "no module 'haed' for `head`; did you mean 'head'"),
+    "sizes": ({"head": "embed"}, "the head 'embed' was not called with a tensor"),
+    "a token": ({"target": 99}, "token 99 does not exist; the head returns 23"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_said(case: str) -> None:
+    spec, message = REFUSED[case]
+    with pytest.raises(ProbeError, match=message):
+        lens(Language(nn.LayerNorm(8)), words(), **spec)
+
+
+def test_a_norm_that_is_not_found_must_be_named() -> None:
+    class Rescaled(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / x.pow(2).mean(-1, keepdim=True).sqrt()
+
+    torch.manual_seed(0)
+    model = Language(Rescaled())
+    with pytest.raises(ProbeError, match=r"last norm was not found.* name it in the picture"):
+        lens(model, words())
+    found = lens(model, words(), norm="last")
+    with torch.no_grad():
+        assert torch.equal(found.maps[-1].values, model(words())["logits"].argmax(-1))
+
+
+def test_a_wrong_target_is_said() -> None:
+    with pytest.raises(SpecError, match=r"pictures\.it.*target"):
+        lens(Language(nn.LayerNorm(8)), words(), target="label")
+
+
+def train(*, expected: bool) -> list[Any]:
+    """Train for three steps; return what the second block predicts at the start of each."""
+    torch.manual_seed(0)
+    model = Language(nn.LayerNorm(8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    found = []
+    for _ in range(3):
+        if expected:
+            x = model.embed(words()[:3])
+            for i in range(2):
+                x, _ = model.blocks[i](x)
+            found.append(model.head(model.last(x)).argmax(-1).numpy())
+        optimizer.zero_grad()
+        logits = model(words())["logits"]
+        F.cross_entropy(logits.flatten(0, 1), words().flatten()).backward()
+        optimizer.step()
+    return found
+
+
+def test_a_run_shows_it_at_every_record(tmp_path: Path) -> None:
+    spec = {
+        "nodes": {"all": {"select": "**"}},
+        "schedule": {"first": 10},
+        "probes": {"eyes": {"samples": {"count": 3}, "schedule": {"every": 1}}},
+        "pictures": {"lens": {"method": "logit_lens", "of": "eyes", "select": "blocks.*"}},
+    }
+    with comgra.trace(spec, root=tmp_path) as session:
+        train(expected=False)
+    wanted = train(expected=True)
+    run = comgra.open_run(session.path or "")
+    assert run.report.get("warnings", []) == []
+    for step in range(3):
+        picture = run.picture("lens", step, "blocks.1")
+        assert picture.values.shape == (3, 6)
+        assert (picture.values <= 0).all()
+        assert np.array_equal(picture.facts["tokens"], wanted[step])
+        assert picture.facts["head"] == "head"
+    assert picture.axes[0] == "sample"
+    cards = album(RunView(run), Selection(step=2)).cards
+    assert [card.title for card in cards] == [f"lens: logit_lens, blocks.{i}" for i in range(3)]
