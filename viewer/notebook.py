@@ -10,6 +10,7 @@ from os import PathLike
 from typing import IO, Any
 from weakref import WeakSet
 
+import holoviews as hv
 import numpy as np
 import panel as pn
 from bokeh.models import ImportedStyleSheet, InlineStyleSheet
@@ -25,7 +26,11 @@ from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue, RunEntry
 from comgra_decl.viewer.model.runview import RunView
-from comgra_decl.viewer.panel_private import PreparedColumn, extension_is_loaded
+from comgra_decl.viewer.panel_private import (
+    PreparedColumn,
+    extension_is_loaded,
+    prepare_everything,
+)
 from comgra_decl.viewer.panes.base import Pane
 from comgra_decl.viewer.screen import Screen, resolving_once
 from comgra_decl.viewer.state import SECTIONS
@@ -99,12 +104,7 @@ class Look(PreparedColumn):
     def prepare(self, root: Any) -> None:
         """Embeds Panel's style sheets in the page, unless a Panel server sends them."""
         self._roots.add(root)
-        if root.document is not None and root.document.session_context is not None:
-            return
-        for model in root.select({"type": UIElement}):
-            sheets = [_inline(sheet) for sheet in model.stylesheets]
-            if sheets != model.stylesheets:
-                model.stylesheets = sheets
+        _embed_sheets(self, root)
 
     def save(self, filename: str | PathLike[Any] | IO[Any], *args: Any, **options: Any) -> None:
         """Writes a self-contained HTML file that requires no network.
@@ -133,6 +133,16 @@ def _set_ready(components: list[Component], ready: bool) -> None:
         component.ready = ready
 
 
+def _embed_sheets(_viewable: Any, root: Any) -> None:
+    """Embeds Panel's style sheets in the models below `root`, unless a server sends them."""
+    if root.document is not None and root.document.session_context is not None:
+        return
+    for model in root.select({"type": UIElement}):
+        sheets = [_inline(sheet) for sheet in model.stylesheets]
+        if sheets != model.stylesheets:
+            model.stylesheets = sheets
+
+
 def _inline(sheet: Any) -> Any:
     """Returns a Panel style sheet as text, and any other style sheet unchanged."""
     if not isinstance(sheet, ImportedStyleSheet) or not str(sheet.url).startswith(CDN_DIST):
@@ -158,7 +168,7 @@ def look(
     Raises:
         UnknownNameError: The pane, pass, field or name does not exist.
     """
-    _load_panel()
+    load_in_notebook()
     section = (
         pane
         if isinstance(pane, str) and pane in SECTIONS
@@ -249,16 +259,18 @@ def _text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
-def in_notebook() -> bool:
-    """Returns whether this program is the kernel of a notebook."""
-    shell = sys.modules.get("IPython")
-    return shell is not None and getattr(shell.get_ipython(), "kernel", None) is not None
+def load_in_notebook(*, elements: bool = False) -> None:
+    """Makes the cells of a notebook draw, without a network.
 
+    Loads the files of Panel and HoloViews, unless the notebook has called their extension. Has no
+    effect outside notebooks.
 
-def _load_panel() -> None:
-    """Loads Panel's bundled files into a notebook, which would otherwise draw nothing.
-
-    Leaves them alone if the notebook has loaded them already.
+    Args:
+        elements: Whether cells must also draw HoloViews elements, which `pn.extension` does not do.
     """
-    if in_notebook() and not extension_is_loaded():
-        pn.extension(inline=True)
+    shell = sys.modules.get("IPython")
+    if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:
+        return
+    prepare_everything(_embed_sheets)  # which `inline` would leave at a CDN
+    if not extension_is_loaded(hv.extension) and (elements or not extension_is_loaded()):
+        hv.extension("bokeh", inline=True, logo=False)

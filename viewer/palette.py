@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import cache
 
 SCALE = (
     "#2c2a6b", "#2f4b94", "#2a6fa6", "#2a90a9", "#3fae9d", "#72c886", "#b3db72", "#f2e66b",
@@ -14,6 +15,12 @@ _MORE = ("#e8ebf2", "#f6bd9a", "#e8824f", "#b9461f")
 
 BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
 """Colours for the forward pass, the gradient, the context and errors."""
+
+_SHADES = 1024
+"""Number of steps of a colour scale; neighbours cannot be told apart."""
+
+INK = "#737d91"
+"""The colour of text in figures that cannot adapt to the theme; readable in both."""
 
 AMBER = "#d99a1f"
 """The colour of warnings."""
@@ -44,7 +51,12 @@ def signed_faded(shades: int = 64) -> list[str]:
 
 def _between(colours: tuple[str, ...], place: float) -> str:
     """Returns the colour at `place` in 0 .. 1 of equally spaced `colours`."""
-    exact = min(max(place, 0.0), 1.0) * (len(colours) - 1)
+    return _shade(colours, round(min(max(place, 0.0), 1.0) * _SHADES))
+
+
+@cache  # at most `_SHADES` entries for each scale; a graph has a thousand boxes
+def _shade(colours: tuple[str, ...], number: int) -> str:
+    exact = number / _SHADES * (len(colours) - 1)
     left = min(bisect_right(range(len(colours)), exact) - 1, len(colours) - 2)
     a, b = (_channels(c) for c in colours[left : left + 2])
     mixed = (round(x + (y - x) * (exact - left)) for x, y in zip(a, b, strict=True))

@@ -37,6 +37,7 @@ PRIVATE = {
 PRIVATE_ATTRIBUTES = {
     "_in_process__events": "components: read if present",
     "_loaded": "`pn.extension` and `hv.extension`: read if present",
+    "_preprocessing_hooks": "`Viewable`: extended if present",
     "_login_template": "`BasicLoginHandler` and `BasicAuthProvider`: required",
     "_http": "Bokeh's server: required",
     "_tornado": "Bokeh's server: required",
@@ -139,6 +140,13 @@ class PreparedColumn(pn.Column):
         super()._preprocess(root, *args, **kwargs)
         if _PREPROCESSES:
             self.prepare(root)
+
+
+def prepare_everything(prepare: Callable[[Any, Any], None]) -> None:
+    """Has `prepare(viewable, root)` change all models before Panel displays them."""
+    hooks = getattr(pn.viewable.Viewable, "_preprocessing_hooks", None)
+    if isinstance(hooks, list) and prepare not in hooks:
+        hooks.append(prepare)
 
 
 class LoginHandler(BasicLoginHandler):

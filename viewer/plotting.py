@@ -23,11 +23,11 @@ from comgra_decl.query import Group, Run, at_steps, clock_of
 from comgra_decl.query.slot import Slot
 from comgra_decl.viewer.model.distribution import cumulative, quantile
 from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of
+from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.series import smoothed
-from comgra_decl.viewer.notebook import Look, in_notebook
-from comgra_decl.viewer.palette import BLUE, LINES, SCALE, signed_faded
-from comgra_decl.viewer.panel_private import extension_is_loaded
+from comgra_decl.viewer.notebook import Look, load_in_notebook
+from comgra_decl.viewer.palette import BLUE, LINES, colour_at, signed_colour, signed_faded
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
@@ -37,6 +37,13 @@ _DENSITY = ("#a9c3ea", BLUE)
 
 MOST_POINTS = 100_000
 """Number of points above which `shaded` draws an image."""
+
+_LINE, _HIGHEST = 14, 700
+"""Pixels for the name of a tensor in a heat map, and the largest height of one."""
+
+_COLOUR = (colour_at, signed_colour)
+_PLACES = (np.linspace(0, 1, 128).tolist(), np.linspace(-1, 1, 128).tolist())
+"""Colours of a scale, and of one that diverges from zero, and their places on it."""
 
 _STATIC = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
@@ -49,11 +56,10 @@ def plotted(recorded: Slot) -> SlotPlots: ...
 def plotted(recorded: Group) -> GroupPlots: ...
 def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
     """Returns the plots of a run, a recorded tensor or a group of runs."""
+    load_in_notebook(elements=True)  # first: HoloViews loads nothing after `use` in the same cell
     use("bokeh")
     if find_spec("matplotlib") is not None:  # an element gets its image style when it is created
         use("matplotlib")
-    if in_notebook() and not extension_is_loaded(hv.extension):
-        hv.extension("bokeh", inline=True, logo=False)  # a cell would show the element as text
     if isinstance(recorded, Group):
         return GroupPlots(recorded)
     return SlotPlots(recorded) if isinstance(recorded, Slot) else RunPlots(recorded)
@@ -92,7 +98,10 @@ class RunPlots:
         """Returns a statistic for all tensors in a pass, by tensor (rows) and step (columns).
 
         The dimensions are `step`, `slot` (index of the column of `Run.heat`), the statistic, and
-        `tensor` (name of the tensor). Cells without a record are transparent.
+        `tensor` (name of the tensor). Cells without a record are transparent. Colours follow the
+        same rules as in the viewer: at each end of the scale, one percent of the values is clipped,
+        and positive values of very different magnitudes have a logarithmic scale. If there is no
+        room for all names, some are omitted; the tooltip contains every name.
 
         Raises:
             UnknownNameError: the run has no such statistic, or no tensor in this pass.
@@ -117,20 +126,24 @@ class RunPlots:
             vdims=[statistic, "tensor"],
             label=f"{statistic} ({of})",
         )
+        scale = scale_of(values[np.isfinite(values)])
+        height = min(max(200, _LINE * len(names)), _HIGHEST)
+        every = -(-_LINE * len(names) // height)  # lines with a label
         look = {
-            "cmap": list(SCALE),
+            "cmap": [_COLOUR[scale.diverging](place) for place in _PLACES[scale.diverging]],
+            "clim": (scale.low, scale.high),
+            "logz": scale.logarithmic,
             "colorbar": True,
-            "yticks": list(zip(rows.tolist(), names, strict=True)),
+            "yticks": [(row, names[row]) for row in rows[::every].tolist()],
             "invert_yaxis": True,
             "ylabel": "",
         }
-        height = max(200, 14 * len(names))
         return _styled(
             mesh,
             "QuadMesh",
             look,
             bokeh={"height": height, "tools": ["hover"]},
-            matplotlib={"fig_inches": (7, max(3, 0.2 * len(names))), "aspect": None},
+            matplotlib={"fig_inches": (7, height / 70), "aspect": None},
         )
 
     def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:

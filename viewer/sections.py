@@ -27,7 +27,7 @@ from comgra_decl.viewer.panes.series import SeriesPane
 from comgra_decl.viewer.panes.sheet import SheetPane
 from comgra_decl.viewer.panes.statistics import StatisticsPane
 from comgra_decl.viewer.panes.values import ValuesPane
-from comgra_decl.viewer.style import FITTED, PRINTED
+from comgra_decl.viewer.style import FITTED, PRINTED, UNCUT
 
 _GRID = """
 :host {
@@ -100,9 +100,11 @@ _SECTION_CSS = (
     PRINTED
     + FITTED
     + """
-@media print { :host([style*="display: none"]) { display: none !important; } }
+@media print { :host(.hidden) { display: none !important; } } /* `PRINTED` would show it */
 """
 )
+
+_HIDDEN = ["hidden"]
 
 _PADDED = """
 :host { box-sizing: border-box; padding: 8px 14px; }
@@ -117,7 +119,8 @@ class Section:
         self.panes: list[Pane] = []
         self._stale: set[str] = set()
         self.holder = pn.Column(
-            visible=False, sizing_mode="stretch_both", margin=0, stylesheets=[_SECTION_CSS],
+            visible=False, css_classes=_HIDDEN, sizing_mode="stretch_both", margin=0,
+            stylesheets=[_SECTION_CSS],
             styles={"flex": "1 1 0", "min-height": "0", "overflow": "hidden auto"},
         )  # fmt: skip
 
@@ -130,7 +133,7 @@ class Section:
             made = self.panes
             self._stale = set().union(*(pane.reads for pane in made))
         if self.holder.visible != visible:
-            self.holder.visible = visible
+            self.holder.param.update(visible=visible, css_classes=[] if visible else _HIDDEN)
         return made
 
     def refresh(self, names: Collection[str], shown: Shown) -> None:
@@ -194,7 +197,7 @@ def _overview(act: Act) -> tuple[list[Pane], Any]:
     panes[-1].panel.stylesheets = [_WHOLE]
     row = pn.Column(
         *(pane.panel for pane in panes), sizing_mode="stretch_both", margin=0,
-        stylesheets=[_OVERVIEW_GRID],
+        stylesheets=[_OVERVIEW_GRID, UNCUT],
     )  # fmt: skip
     return panes, row
 
@@ -210,7 +213,10 @@ def _inspect(act: Act) -> tuple[list[Pane], Any]:
     panes[0].panel.css_classes = ["pane", "statistics-cell"]
     panes[0].panel.stylesheets = [_WHOLE]
     grid = pn.Column(
-        *(pane.panel for pane in panes), sizing_mode="stretch_both", margin=0, stylesheets=[_GRID]
+        *(pane.panel for pane in panes),
+        sizing_mode="stretch_both",
+        margin=0,
+        stylesheets=[_GRID, UNCUT],
     )
     return panes, grid
 

@@ -14,6 +14,17 @@ PRINTED = """
 """
 """Style sheet of the page's columns, which do not scroll when printed."""
 
+UNCUT = """
+@media print {
+  :host { flex: none !important; height: auto !important; min-height: 0 !important; }
+  .choices, .cells, .table, .facts, .statistics-cell {
+    contain: none; flex: none !important; height: auto !important; min-height: auto;
+    overflow: visible;
+  }
+}
+"""
+"""Style sheet of grids with cells that scroll on a screen, but not on paper."""
+
 FITTED = ":host { container-type: inline-size; }"
 """Style sheet of what fits its layout to its own width, which in a notebook is not the window's."""
 

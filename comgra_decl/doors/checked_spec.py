@@ -66,7 +66,7 @@ def declared(
     from comgra_decl.spec import loading
 
     def further(content: Mapping[str, Any]) -> list[str]:
-        found = _of_rules(content, trust=True) + _of_terminal(content)
+        found = _of_rules(content, trust=True) + _of_terminal(content) + _of_tokens(content)
         if functions:
             found += _of_functions(content)
         return found + _of_place(place or {})
@@ -143,6 +143,21 @@ def _of_terminal(content: Mapping[str, Any]) -> list[str]:
     why = "opens a debugger, which requires a terminal as standard input"
     instead = f"run the program in a terminal, or use `stop: {limit}` to end it instead"
     return [f"comgra.on_finding.break: {limit} {why}; {instead}"]
+
+
+def _of_tokens(content: Mapping[str, Any]) -> list[str]:
+    """Return the problems with the file that contains the tokens."""
+    stated = content.get("tokens")
+    file = stated.get("file") if isinstance(stated, Mapping) else None
+    if not isinstance(file, str) or not file or content.get("enabled", True) is False:
+        return []
+    from comgra_decl.record.token_file import read_tokens
+
+    try:
+        read_tokens(file)
+    except SpecError as error:
+        return error.problems
+    return []
 
 
 def _has_terminal() -> bool:

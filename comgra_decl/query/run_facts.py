@@ -150,6 +150,15 @@ class RunFacts:
         return list(self._snapshot.view.document("modules") or [])
 
     @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens that ids in inputs stand for, in the order of the ids; () if not declared."""
+        declared = self.spec.tokens
+        if declared is None:
+            return ()
+        stored = declared.alphabet or self._snapshot.view.document("tokens") or ()
+        return tuple(stored)
+
+    @property
     def report(self) -> dict[str, Any]:
         """The modules and series that each entry of the spec matched and stored, and the warnings.
 

@@ -85,6 +85,7 @@ class Session:
         self._past: Past | None = None  # the content of the resumed run
         self._sinks: list[LiveSink] = []
         self._gradient: GradientNorm | None = None  # if all gradients are recorded
+        self._tokens: list[str] | None = None  # of a tokenizer, stored with the first record
         self._late_facts: dict[str, Any] | None = None  # of a rank, stored with the next record
         self._late_documents: dict[str, Any] = {}  # known only after the last record
         self._post_mortem: dict[str, Any] | None = None  # of the error that ended the program
@@ -96,9 +97,14 @@ class Session:
 
         Raises:
             StoreError: the folder cannot be created, or there is not enough memory.
+            SpecError: the file with the tokens is unreadable.
         """
         if not self._spec.enabled or self._hooks is not None:
             return
+        if self._spec.tokens is not None and self._spec.tokens.file is not None:
+            from comgra_decl.record.token_file import read_tokens
+
+            self._tokens = read_tokens(self._spec.tokens.file)
         self._room = room = Room()
         rank = self._rank()
         if not self._records(rank):
@@ -356,6 +362,8 @@ class Session:
             self._settle()
         if self._late_facts is not None:
             raw.documents["ranks"], self._late_facts = self._late_facts, None
+        if self._tokens is not None:
+            raw.documents["tokens"], self._tokens = self._tokens, None
         if self._writer is not None:
             self._writer.put(raw)
             try:

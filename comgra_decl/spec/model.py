@@ -28,6 +28,7 @@ from comgra_decl.spec.samples import SamplesSpec
 from comgra_decl.spec.schedule import CheckpointsSpec, ScheduleSpec
 from comgra_decl.spec.sinks import Sinks
 from comgra_decl.spec.stats import DEFAULT, OptIn, Statistic, in_stored_order, name_of, opt_in
+from comgra_decl.spec.tokens import TokensSpec
 from comgra_decl.spec.types import TypesSpec
 
 
@@ -115,6 +116,10 @@ class Spec(SpecModel):
     """Whether to record the value and gradient of tensors named with `comgra.node(...)` even if no
     entry selects them. Entries with `select: {annotation: ...}` determine what is recorded for
     individual names."""
+
+    tokens: TokensSpec | None = None
+    """The tokens that ids in inputs and targets stand for; null shows the ids. See
+    `docs/viewer.md`."""
 
     kpis: KpisSpec = KpisSpec()
     """Metrics that are stored for every step."""

@@ -79,7 +79,7 @@ def _checked_regex(pattern: str) -> str:
     return pattern
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """Wrap a single value in a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
@@ -93,7 +93,7 @@ Path = Annotated[str, AfterValidator(_checked_path)]
 ClassName = Annotated[str, AfterValidator(_checked_name)]
 Regex = Annotated[str, AfterValidator(_checked_regex)]
 AnnotationName = Annotated[str, AfterValidator(_checked_annotation)]
-Globs = Annotated[list[Glob], BeforeValidator(_listed)]
+Globs = Annotated[list[Glob], BeforeValidator(listed)]
 
 
 _CALLS = ("function", "within")
@@ -105,21 +105,21 @@ class Selector(SpecModel):
     path: Globs = []
     """Globs over module paths: `*` matches one level, `**` any number. Empty means any path."""
 
-    class_: Annotated[list[ClassName], BeforeValidator(_listed)] = Field([], alias="class")
+    class_: Annotated[list[ClassName], BeforeValidator(listed)] = Field([], alias="class")
     """Globs over the names of the module's class and its base classes. Empty means any class."""
 
-    regex: Annotated[list[Regex], BeforeValidator(_listed)] = []
+    regex: Annotated[list[Regex], BeforeValidator(listed)] = []
     """Regular expressions that match whole module paths, such as `blocks\\.[0-3]\\..*`."""
 
-    annotation: Annotated[list[AnnotationName], BeforeValidator(_listed)] = []
+    annotation: Annotated[list[AnnotationName], BeforeValidator(listed)] = []
     """Globs over the names given by `@comgra.node` or `comgra.node(tensor, name)`."""
 
-    function: Annotated[list[FunctionName], BeforeValidator(_listed)] = []
+    function: Annotated[list[FunctionName], BeforeValidator(listed)] = []
     """Dotted names of functions whose calls are recorded: `torch.softmax`, `F.relu`, or functions
     of your own. A torch function and the tensor method of the same name are treated as the same
     function. Selects calls, not modules."""
 
-    within: Annotated[list[Path], BeforeValidator(_listed)] = []
+    within: Annotated[list[Path], BeforeValidator(listed)] = []
     """Globs over module paths. Only calls made inside a matching module are selected, and their
     nodes are named after that module; `""` is the outermost module. If empty, calls anywhere are
     selected, and their nodes are named after the innermost running module."""
@@ -147,7 +147,7 @@ class Selector(SpecModel):
 
 
 Selectors = Annotated[
-    list[Annotated[Selector, BeforeValidator(_as_selector)]], BeforeValidator(_listed)
+    list[Annotated[Selector, BeforeValidator(_as_selector)]], BeforeValidator(listed)
 ]
 
 
@@ -169,7 +169,7 @@ class NodeSpec(SpecModel):
     """A glob over module paths, a mapping (`{path: ..., class: ...}`, `{regex: ...}`, `{annotation:
     ...}`), or a list of these, any of which may match."""
 
-    capture: Annotated[list[CaptureName], BeforeValidator(_listed)] = Field(
+    capture: Annotated[list[CaptureName], BeforeValidator(listed)] = Field(
         ["output", "output_grad"], min_length=1
     )
     """What to record for each selected module.
@@ -192,7 +192,7 @@ class NodeSpec(SpecModel):
     batch_dim: Annotated[int | Literal["auto"] | None, BeforeValidator(_checked_batch_dim)] = "auto"
     """The batch dimension; `auto` infers it from the data, null means there is none."""
 
-    axes: Annotated[AxisNames, BeforeValidator(_listed)] | None = None
+    axes: Annotated[AxisNames, BeforeValidator(listed)] | None = None
     """Names of the dims of outputs and inputs, without the batch dim, such as `[head, query, key]`.
     They determine how the viewer draws the values. If this is null, or a tensor has a different
     number of dims, names are derived from the module class and the shape.

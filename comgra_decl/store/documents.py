@@ -208,6 +208,7 @@ _FORMS: Mapping[str, Form] = {
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
     "keep": {"steps?": [list], "unseen?": [list]},
     "links": {str: {str: str}},
+    "tokens": [str],
 }
 
 _EXACT = 1 << 53

@@ -47,7 +47,9 @@ EMPTY_STORAGE = """if (location.protocol.startsWith("http") && !sessionStorage.g
     localStorage.clear();
     sessionStorage.setItem("empty", "yes");
 }"""
-LOCAL = re.compile(r"^(https?|wss?)://(127\.0\.0\.1|localhost)(:\d+)?(/|$)|^(data|blob|about):")
+LOCAL = re.compile(
+    r"^(https?|wss?)://(127\.0\.0\.1|localhost)(:\d+)?(/|$)|^(data|blob|about|file):"
+)
 
 #: What a software renderer says about itself, what a page closed in mid-push leaves behind, and
 #: what Panel's Vega says of charts by an Altair of another minor version.

@@ -82,7 +82,7 @@ class AttentionPage {
     const maps = htmlElement(this.body, "div", "maps");
     const said = htmlElement(this.body, "p", "said", "Rows are queries; columns are keys.");
     const [rows, columns] = [shown.queries.length, shown.keys.length];
-    const cell = Math.max(2, Math.min(14, Math.floor(260 / Math.max(rows, columns))));
+    const cell = Math.max(2, Math.min(22, Math.floor(260 / Math.max(rows, columns))));
     for (let head = 0; head < shown.heads; head += 1) {
       if (this.off.has(head)) continue;
       const figure = htmlElement(maps, "figure", "map");
@@ -109,7 +109,7 @@ class AttentionPage {
     const list = (labels, side) => {
       const items = htmlElement(grid, "ol");
       labels.forEach((label, i) => {
-        const item = htmlElement(items, "li", "", label === " " ? "\u2423" : label);
+        const item = htmlElement(items, "li", "", label);
         item.dataset.side = side;
         item.addEventListener("pointerenter", () => this.#point(shown, [side, i]));
         item.addEventListener("pointerleave", () => this.#point(shown, null));
@@ -179,7 +179,7 @@ function labels(parent, { queries, keys }, cell) {
   for (const [side, words] of [["across", keys], ["down", queries]]) {
     const list = htmlElement(parent, "div", `labels ${side}`);
     list.style.setProperty("--cell", `${cell}px`);
-    for (const word of words) htmlElement(list, "span", "", word === " " ? "\u2423" : word);
+    for (const word of words) htmlElement(list, "span", "", word);
   }
 }
 

@@ -190,7 +190,7 @@ class Graph {
   #recolour() {
     if (!this.index) return;
     const heat = this.model.heat;
-    this.boxes.paint(heat);
+    this.boxes.paint(heat, this.camera.view);
     this.root.classList.toggle("painted", !!heat);
     drawLegend(this.legend, this.index, heat, this.model.legend);
     this.minimap.draw(this.index, heat);
@@ -212,6 +212,7 @@ class Graph {
     this.zoomed = k;
     if (zoomed && this.index.boxes.size > LABELS_QUICK) this.#hideLabels();
     this.world.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
+    this.boxes.show(this.camera.view);
     this.svg.classList.toggle("far", k < FAR);
     this.groups.place(this.camera, k < FAR);
     this.percent.textContent = `${Math.round(100 * k)}%`;
@@ -346,6 +347,7 @@ class Graph {
   }
 
   async #save(ending) {
+    this.boxes.finish();
     const svg = svgFile(this.world, this.camera.scene);
     const blob = ending === ".svg" ? new Blob([svg], { type: "image/svg+xml" })
       : await picture(svg, this.camera.scene);

@@ -2,12 +2,16 @@
 // a scope moves existing boxes instead of redrawing everything.
 
 const MOVE_AT_MOST = 250; // above this number, boxes jump without animation
+const PAINTED_AT_ONCE = 200; // above this number, boxes outside the stage are coloured when idle
 const SQUEEZE = 0.8; // a label is shortened if it would need a smaller width factor
 
 class Boxes {
   constructor(layer) {
     this.layer = layer;
     this.drawn = new Map(); // id -> { group, box, key, value, paint }
+    this.heat = null;
+    this.late = new Set(); // ids of boxes that do not have the colours of `heat` yet
+    this.idle = 0;
     this.measure = document.createElement("canvas").getContext("2d");
     this.widths = new Map();
   }
@@ -116,24 +120,61 @@ class Boxes {
     return cut();
   }
 
-  // Colours boxes by a statistic, or by kind if `heat` is null. Sets colours on the elements
-  // themselves, because inherited colours make the browser restyle everything below the group.
-  paint(heat) {
-    for (const [id, item] of this.drawn) {
-      const paint = heat ? heat[id] || { missing: true } : null;
-      const key = JSON.stringify(paint);
-      if (item.paint === key) continue;
-      item.paint = key;
-      const fill = paint ? safeColour(paint.fill, "") : "";
-      const { classList } = item.group;
-      classList.toggle("heated", fill !== "");
-      classList.toggle("missing", paint !== null && fill === "");
-      item.shape.style.fill = fill;
-      this.#hatch(item, paint?.hatched && fill !== "");
-      this.#value(item, fill === "" ? "" : `${paint.text ?? ""}`);
-      const ink = fill === "" ? "" : inkOn(fill);
-      for (const text of [item.label, item.badge, item.value]) if (text) text.style.fill = ink;
+  // Colours boxes by a statistic, or by kind if `heat` is null. In a large graph, only boxes in
+  // `view` { left, top, right, bottom } are coloured now, because each costs a layout of its text.
+  paint(heat, view) {
+    this.heat = heat;
+    this.late = new Set(this.drawn.keys());
+    if (this.late.size <= PAINTED_AT_ONCE) this.finish();
+    else this.show(view);
+  }
+
+  // Colours the boxes in `view` now, and the others later.
+  show({ left, top, right, bottom }) {
+    if (!this.late.size) return;
+    for (const id of [...this.late]) {
+      const { x, y, w, h } = this.drawn.get(id)?.box ?? {};
+      if (x <= right && x + w >= left && y <= bottom && y + h >= top) this.#paintBox(id);
     }
+    this.#paintLater();
+  }
+
+  // Colours all boxes.
+  finish() {
+    for (const id of [...this.late]) this.#paintBox(id);
+  }
+
+  #paintLater() {
+    cancelIdleCallback(this.idle);
+    if (!this.late.size) return;
+    this.idle = requestIdleCallback((deadline) => {
+      for (const id of [...this.late]) {
+        if (deadline.timeRemaining() < 4 && !deadline.didTimeout) break;
+        this.#paintBox(id);
+      }
+      this.#paintLater();
+    }, { timeout: 2000 });
+  }
+
+  // Sets colours on the elements themselves, because inherited colours make the browser restyle
+  // everything below the group.
+  #paintBox(id) {
+    this.late.delete(id);
+    const item = this.drawn.get(id);
+    if (!item) return;
+    const paint = this.heat ? this.heat[id] || { missing: true } : null;
+    const key = JSON.stringify(paint);
+    if (item.paint === key) return;
+    item.paint = key;
+    const fill = paint ? safeColour(paint.fill, "") : "";
+    const { classList } = item.group;
+    classList.toggle("heated", fill !== "");
+    classList.toggle("missing", paint !== null && fill === "");
+    item.shape.style.fill = fill;
+    this.#hatch(item, paint?.hatched && fill !== "");
+    this.#value(item, fill === "" ? "" : `${paint.text ?? ""}`);
+    const ink = fill === "" ? "" : inkOn(fill);
+    for (const text of [item.label, item.badge, item.value]) if (text) text.style.fill = ink;
   }
 
   #hatch(item, wanted) {

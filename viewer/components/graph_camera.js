@@ -29,6 +29,12 @@ class Camera {
     };
   }
 
+  // The part of the scene on the stage.
+  get view() {
+    const { k, x, y, size } = this;
+    return { left: -x / k, top: -y / k, right: (size.width - x) / k, bottom: (size.height - y) / k };
+  }
+
   get fitZoom() {
     const { width, height } = this.inner;
     return Math.min(FIT_MAX, width / this.scene.width, height / this.scene.height);

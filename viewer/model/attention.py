@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ from comgra_decl.records import Axis
 from comgra_decl.viewer.model.drawing import numbers
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.tokens import has_tokens, label, labels
 
 _PAIR = ("query", "key")
 _HEADS, _SMALL = 32, 24
@@ -91,22 +93,39 @@ def _of(preview: Preview, sample: int) -> str:
 
 
 def tokens(view: RunView, at: Selection, sample: int, length: int) -> tuple[str, ...]:
-    """Returns the tokens of a sample: the integers in an input of this length, or ().
+    """Returns the tokens of a sample, from the integers in an input of this length; or ().
 
-    Bytes are shown as letters, and other numbers unchanged.
+    Inputs whose tokens are declared come first. Without a declaration, bytes are shown as letters,
+    and other numbers unchanged.
     """
-    for slot in view.slots.values():
+    slots = sorted(view.slots.values(), key=lambda slot: not has_tokens(view, slot))
+    for slot in slots:
         fits = slot.kind == "input" and slot.pass_ == "forward" and slot.shape[1:] == (length,)
         if not fits or slot.batch_dim != 0 or "int" not in slot.dtype or at.step is None:
             continue
-        try:
-            ids = view.value(slot, at.step, at.type)
-        except ComgraError:
+        ids = _ids(view, slot, at)
+        if ids is None or sample >= len(ids):
             continue
-        if sample < len(ids):
-            letters = slot.dtype == "uint8"
-            return tuple(chr(i) if letters else str(i) for i in ids[sample].tolist())
+        if has_tokens(view, slot):
+            return tuple(labels(view, ids[sample]).tolist())
+        letters = slot.dtype == "uint8"
+        return tuple(label(chr(i) if letters else str(i)) for i in ids[sample].tolist())
     return ()
+
+
+def _ids(view: RunView, slot: Slot, at: Selection) -> NDArray[Any] | None:
+    """Returns the recorded integers [samples, positions]; of a preview, if that has them all."""
+    assert at.step is not None
+    try:
+        return view.value(slot, at.step, at.type)
+    except ComgraError:
+        pass
+    try:
+        found = view.preview(slot, at.step, at.type)
+    except ComgraError:
+        return None
+    same = found.step == at.step and found.values.shape[1:] == slot.shape[1:]
+    return found.values if same and not any(a.how == "mean" for a in found.meanings) else None
 
 
 def _labels(axis: Axis, count: int, words: tuple[str, ...]) -> tuple[str, ...]:

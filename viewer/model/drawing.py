@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any
@@ -16,6 +16,8 @@ from comgra_decl.viewer.model.numbers import count, shape
 
 PIXELS = 200_000
 """Maximum number of cells. Larger drawings are limited to the first tiles or evenly thinned."""
+
+_SPELLED = 20_000  # tokens
 
 _LABELLED = 36  # tiles; more leave no room for numbers
 _SPACE = ("height", "width")
@@ -46,6 +48,7 @@ class Drawing:
     between tiles. `down` and `across` are the names of the axes of the image or of each tile,
     `each` those of the axes that number the tiles, `facts` describe what is drawn, and `notes`
     contain remarks. `per` is the number of tiles for each entry of the first of two such axes.
+    `words` [rows, columns] are the labels of the cells of a map of tokens.
     """
 
     form: str
@@ -59,6 +62,7 @@ class Drawing:
     rgba: NDArray[np.uint32] | None = None
     each: tuple[str, ...] = ()
     per: int = 0
+    words: NDArray[np.object_] | None = None
 
     @property
     def square(self) -> bool:
@@ -111,6 +115,35 @@ def draw(preview: Preview, *, sample: int | None = None, picture: bool = False) 
     note = "sample 0"
     zero = (part.values == 0).all(axis=(0, 2, 3)) if part.values.ndim == 4 else None
     return _one(_Part(part.values[0], part.axes, notes=(note,)), zero)
+
+
+def draw_tokens(
+    preview: Preview, spell: Callable[[NDArray[Any]], NDArray[np.object_]], sample: int | None
+) -> Drawing | None:
+    """Returns a map of tokens, one row per sample; None if the values are not lists of ids.
+
+    Args:
+        preview: ids [samples, positions], [samples] or [positions].
+        spell: returns the label for each id.
+        sample: the only sample to draw, which must exist; None for all.
+    """
+    axes = preview.meanings
+    if preview.values.ndim > 2 or any(axis.how == "mean" for axis in axes):
+        return None
+    batched = bool(axes) and axes[0].name == SAMPLE
+    ids = preview.values.reshape(len(preview.values) if batched else 1, -1)
+    ids = ids if sample is None else ids[[sample]]
+    stride = -(-ids.size // _SPELLED)
+    kept = ids[:, : max(1, ids.shape[1] // stride)]
+    across = axes[-1].name if preview.values.ndim == (2 if batched else 1) else ""
+    rows, columns = kept.shape
+    of = f" of {count(axes[-1].size)}" if across and columns < axes[-1].size else ""
+    facts = f"{count(columns)}{of} tokens" if columns > 1 else "1 token"
+    facts = f"{count(rows)} samples \u00b7 {facts}" if rows > 1 else facts
+    return Drawing(
+        "map", kept.astype(np.float64), facts, "", SAMPLE if batched else "", across,
+        words=spell(kept),
+    )  # fmt: skip
 
 
 def numbers(values: NDArray[Any]) -> Floats:
@@ -252,6 +285,8 @@ def place_of(drawing: Drawing) -> dict[str, object]:
         "columns": sum(tile.top == 0 for tile in drawing.tiles),
         "count": len(drawing.tiles),
         "per": drawing.per,
+        "words": [] if drawing.words is None else drawing.words.ravel().tolist(),
+        "wide": drawing.image.shape[1],
     }
 
 

@@ -28,7 +28,8 @@ PIXELS = 10_000
 PHOTO = 65_536
 """Maximum size of a colour image. Larger images are subsampled."""
 
-_TEXT = 4000  # characters
+TEXT = 4000
+"""Maximum number of characters of a text."""
 
 Cells = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -195,7 +196,7 @@ def text_of(tensor: Tensor) -> str:
         text = values.tobytes().rstrip(b"\0").decode("utf-8")
     except UnicodeDecodeError:
         return ""
-    return text[:_TEXT] if all(letter.isprintable() or letter in "\n\t" for letter in text) else ""
+    return text[:TEXT] if all(letter.isprintable() or letter in "\n\t" for letter in text) else ""
 
 
 def corner(text: str) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -11,10 +12,11 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Preview
-from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of, numbers
+from comgra_decl.viewer.model.drawing import Drawing, draw, draw_tokens, limit_of, numbers
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.tokens import has_tokens, labels
 
 _SCALED = 5
 """Number of steps, evenly spaced, whose values determine the colour scale of all steps."""
@@ -78,6 +80,11 @@ def values_picture(
             return ValuesPicture(missing=_TOO_FEW)
         drawing = draw(replace(preview, values=standardised(preview.values)), sample=sample)
         return ValuesPicture(drawing, _FAR, preview.step, preview.whole, relative=True)
+    if has_tokens(view, slot):
+        spelled_out = draw_tokens(preview, partial(labels, view), sample)
+        if spelled_out is not None:
+            pale = 3 * limit_of(numbers(preview.values))  # colours must not hide the letters
+            return ValuesPicture(spelled_out, pale, preview.step, preview.whole)
     drawing = draw(preview, sample=sample, picture=slot.kind == "input")
     limit = max(_scale(view, slot, at), 0.0) or limit_of(numbers(preview.values))
     return ValuesPicture(drawing, limit, preview.step, preview.whole)

@@ -49,6 +49,7 @@ from comgra_decl.viewer.panes.compare_html import (
 )
 from comgra_decl.viewer.panes.selectors import offer
 from comgra_decl.viewer.panes.sheet import NARROW
+from comgra_decl.viewer.style import UNCUT
 
 _GRID = """
 :host {
@@ -74,6 +75,7 @@ _GRID = """
 }
 .choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
+@media print { :host { grid-template-rows: minmax(300px, auto) auto auto !important; } }
 """
 _RANKS = "ranks of this run"
 _AXES = (Option("recorded", "recorded"), Option("relative", "\u00f7 start"))
@@ -104,7 +106,7 @@ class ComparePane(Pane):
         self.nodes.on_message(self._on_ranking)
         return pn.Column(
             self.choices, self.figure.panel, self.table, self.nodes, sizing_mode="stretch_both",
-            margin=0, stylesheets=[_GRID],
+            margin=0, stylesheets=[_GRID, UNCUT],
         )  # fmt: skip
 
     def components(self) -> list[Any]:

@@ -37,11 +37,13 @@ const counted = (value) => Math.round(value).toLocaleString("en").replaceAll(","
 PLACED = """
 const placed = ({ x, y }) => {
   const [column, row] = [Math.floor(x + 0.5), Math.floor(y + 0.5)];
-  const { names, each, width, height, columns, count, per } = place;
+  const { names, each, width, height, columns, count, per, words, wide } = place;
   const said = (name, index) => `${name || "index"} ${counted(index)}`;
   if (!each?.length) {
+    const word = words?.[row * wide + column];
     return (names ?? ["row", "column"]).map((name, i) => [name, i ? column : row])
-      .filter(([name]) => name).map(([name, index]) => said(name, index)).join(" \u00b7 ");
+      .filter(([name]) => name).map(([name, index]) => said(name, index))
+      .concat(word === undefined ? [] : [`\u201c${word}\u201d`]).join(" \u00b7 ");
   }
   const [across, down] = [Math.floor(column / (width + 1)), Math.floor(row / (height + 1))];
   const [inside, line] = [column - across * (width + 1), row - down * (height + 1)];

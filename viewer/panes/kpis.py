@@ -43,8 +43,11 @@ _FEWEST = 4  # width of the figure in steps; a single bar should not fill it
 _ABOVE = 1.2  # height of the figure, relative to the highest bar: the legend is above it
 
 _GRID = """
-:host { flex-flow: row wrap !important; gap: 10px 20px; overflow: visible; }
-.bk-Figure { flex: 1 1 480px !important; height: auto !important; min-height: 250px; }
+:host {
+  display: grid !important; gap: 10px 20px; grid-auto-rows: minmax(250px, 1fr); overflow: visible;
+  grid-template-columns: repeat(auto-fit, minmax(min(100%, max(480px, 24cqw)), 1fr));
+}
+.bk-Figure { height: auto !important; min-height: 250px; min-width: 0; }
 """
 
 

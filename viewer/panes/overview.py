@@ -22,13 +22,12 @@ from comgra_decl.viewer.model.labels import BATCH_LABELS, pass_label
 from comgra_decl.viewer.model.overview import Overview, overview
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.tables import overview_csv
-from comgra_decl.viewer.palette import GREY, RED, colour_at, signed_colour
+from comgra_decl.viewer.palette import GREY, INK, RED, colour_at, signed_colour
 from comgra_decl.viewer.panes.base import PASSES, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import DIGITS, IMAGE, Frame, image
 from comgra_decl.viewer.panes.hovering import Row, marked
 
 _SHADES = 128
-_INK = "#737d91"  # readable in both themes, because a colour bar cannot adapt to the theme
 _WIDTH = 7  # characters of the colour bar's labels
 _MOST_LABELS = 26  # labels that fit into an image 310 pixels high, as on a laptop
 _EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
@@ -224,7 +223,7 @@ def _colour_bar(mapper: LinearColorMapper) -> Any:
         major_tick_line_color=None, bar_line_color=None, border_line_color=None,
         background_fill_alpha=0, major_label_text_font_size="10.5px",
         major_label_text_font=DIGITS,
-        major_label_text_color=_INK,
+        major_label_text_color=INK,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.sheet import (
+    TEXT,
     Tensor,
     facts_of,
     listing_of,
@@ -23,10 +24,12 @@ from comgra_decl.viewer.model.sheet import (
 from comgra_decl.viewer.model.sheet_choices import sample_of, sheet_choices
 from comgra_decl.viewer.model.slicing import COLUMNS, ROWS, Slicing
 from comgra_decl.viewer.model.takeaway import csv_of, file_name, npy_of, tabbed, written
+from comgra_decl.viewer.model.tokens import has_tokens, joined, labels, spelled
 from comgra_decl.viewer.panes.base import TENSOR, Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.selectors import offer
 from comgra_decl.viewer.panes.sheet_html import listing_html, missing_html, text_html, window_html
 from comgra_decl.viewer.panes.sheet_picture import SheetPicture
+from comgra_decl.viewer.style import UNCUT
 
 _GRID = """
 :host {
@@ -43,6 +46,7 @@ _GRID = """
 }
 .choices, .cells { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
+@media print { :host { grid-template-rows: minmax(280px, auto) auto !important; } }
 """
 NARROW = """
 .chooser { padding: 0 8px 8px 0 !important; }
@@ -69,7 +73,7 @@ class SheetPane(Pane):
         self.view.on_message(self._on_message)
         return pn.Column(
             self.choices, self.picture.panel, self.view, sizing_mode="stretch_both", margin=0,
-            stylesheets=[_GRID],
+            stylesheets=[_GRID, UNCUT],
         )  # fmt: skip
 
     def components(self) -> list[Any]:
@@ -104,12 +108,17 @@ class SheetPane(Pane):
             page = listing_of(tensor, shown.order, shown.window)
             body, tokens = listing_html(page, tensor.dims)
         else:
-            body, tokens = window_html(window_of(tensor, self._slicing, shown.window), self._axes())
+            window = window_of(tensor, self._slicing, shown.window)
+            words = labels(shown.view, window.cells) if _spells(shown, tensor) else None
+            body, tokens = window_html(window, self._axes(), words=words)
         self.picture.show(picture_of(tensor, self._slicing), key=(key, self._slicing))
         self.picture.frame.hover.name(named(shown.at))
         self.picture.label(*self._axes())
         self.picture.frame_window(window_of(tensor, self._slicing, shown.window), shown.order == "")
-        self._write(_title(shown, tensor) + text_html(text_of(tensor)) + body, tokens)
+        text = text_of(tensor)
+        if _spells(shown, tensor) and tensor.chosen.ndim == 1:
+            text = joined(spelled(shown.view, tensor.chosen))[:TEXT]
+        self._write(_title(shown, tensor) + text_html(text) + body, tokens)
 
     def _write(self, content: str, tokens: list[str]) -> None:
         self.view.param.update(html=content, tokens=tokens)
@@ -176,6 +185,11 @@ class SheetPane(Pane):
         else:
             name = file_name(shown.at, tensor, ".npy")
             self.choices.hand_over(name, npy_of(tensor), kind="application/octet-stream")
+
+
+def _spells(shown: Shown, tensor: Tensor) -> bool:
+    """Returns whether the values are ids of tokens."""
+    return tensor.slot is not None and has_tokens(shown.view, tensor.slot)
 
 
 def _title(shown: Shown, tensor: Tensor) -> str:

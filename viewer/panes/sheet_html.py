@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.sheet import COLUMNS, LISTED, ROWS, Dim, Listing, Window
@@ -13,13 +16,22 @@ from comgra_decl.viewer.model.unrecorded import Unrecorded
 _DIGITS = 6
 
 
-def window_html(window: Window, axes: tuple[str, str]) -> tuple[str, list[str]]:
-    """Returns the cells with row and column numbers as HTML, and its messages."""
+def window_html(
+    window: Window, axes: tuple[str, str], *, words: NDArray[np.object_] | None = None
+) -> tuple[str, list[str]]:
+    """Returns the cells with row and column numbers as HTML, and its messages.
+
+    Args:
+        window: The cells [rows, columns].
+        axes: Names of rows and columns.
+        words: The token of each cell, if the values are ids of tokens.
+    """
     height, width = window.cells.shape
     moves, tokens = _moves(window)
     heads = "".join(f'<th scope="col">{window.column + i}</th>' for i in range(width))
     lines = "".join(
-        f'<tr><th scope="row">{window.row + i}</th>{"".join(map(_cell, row))}</tr>'
+        f'<tr><th scope="row">{window.row + i}</th>'
+        f"{''.join(map(_cell, row, [None] * width if words is None else words[i]))}</tr>"
         for i, row in enumerate(window.cells)
     )
     down = _span(window.row, height, window.total[0], axes[0] or "row")
@@ -83,11 +95,12 @@ def value_text(value: Any) -> str:
     return number(float(value), digits=_DIGITS)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, word: str | None = None) -> str:
     finite = math.isfinite(abs(complex(value)))
     kind = "" if finite else ' class="broken"'
     title = "" if value.dtype.kind in "biu" or not finite else f' title="{value!s}"'
-    return f"<td{kind}{title}>{value_text(value)}</td>"
+    token = "" if word is None else f" <small>{_e(word)}</small>"
+    return f"<td{kind}{title}>{value_text(value)}{token}</td>"
 
 
 def _moves(window: Window) -> tuple[str, list[str]]:

@@ -15,7 +15,7 @@ from comgra_decl.viewer.model.selection import slots_of
 from comgra_decl.viewer.model.sheet import Tensor, tensor_of
 from comgra_decl.viewer.model.tables import values_csv
 from comgra_decl.viewer.model.values import ValuesPicture, values_picture
-from comgra_decl.viewer.palette import BLUE, GREY, ORANGE, RED, signed_faded
+from comgra_decl.viewer.palette import BLUE, GREY, INK, ORANGE, RED, signed_faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, plainly, put
 from comgra_decl.viewer.panes.hovering import CELL, PLACE, SUBJECT
@@ -25,6 +25,9 @@ _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
 _POINTS: dict[str, list[Any]] = {"x": [], "y": []}
 _TEXTS: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
 _BOXES: dict[str, list[Any]] = {"x": [], "y": [], "width": [], "height": []}
+
+_WIDTH, _HEIGHT = 400, 200  # of a figure, until the browser tells
+_LETTER, _LINE = 6.5, 11  # pixels that a letter and a line take
 
 
 class ValuesPane(Pane):
@@ -70,6 +73,12 @@ class ValuesPane(Pane):
             text_baseline="top", x_offset=2,
         )  # fmt: skip
         plainly(fig, text, self._numbers)
+        self._words = ColumnDataSource(dict(_TEXTS))
+        word = Text(
+            x="x", y="y", text="text", text_font_size="10px", text_color=INK,
+            text_align="center", text_baseline="middle",
+        )  # fmt: skip
+        plainly(fig, word, self._words)
         self._cells: Drawing | None = None  # shown now
         self._size = {"inner_width": 0, "inner_height": 0}  # until the browser tells
         for name in self._size:
@@ -149,10 +158,27 @@ class ValuesPane(Pane):
             x, y = fitted(columns, rows, self._size["inner_width"], self._size["inner_height"])
         left, top = (columns - x) / 2 - 0.5, (rows - y) / 2 - 0.5
         self.frame.show(x=(left, left + x), y=(top + y, top))
+        put(self._words, self._labels(drawing))
+
+    def _labels(self, drawing: Drawing) -> dict[str, Any]:
+        """Returns the words of a map of tokens, if its cells have room for letters."""
+        rows, columns = drawing.image.shape
+        width, height = (
+            (self._size[name] or likely) / cells
+            for name, likely, cells in (
+                ("inner_width", _WIDTH, columns), ("inner_height", _HEIGHT, rows),
+            )
+        )  # fmt: skip
+        room = int(width / _LETTER)
+        if drawing.words is None or room < 1 or height < _LINE:
+            return dict(_TEXTS)
+        places = np.indices((rows, columns)).reshape(2, -1)
+        words = [_cut(word, room) for word in drawing.words.ravel().tolist()]
+        return {"x": places[1].tolist(), "y": places[0].tolist(), "text": words}
 
     def _on_size(self, name: str, _old: object, pixels: int) -> None:
         self._size[name] = pixels
-        if self._cells is not None and self._cells.square:
+        if self._cells is not None and (self._cells.square or self._cells.words is not None):
             with pn.io.hold():
                 self._show_cells(self._cells)
 
@@ -161,6 +187,7 @@ class ValuesPane(Pane):
         if drawing is None:
             for source in (self._image, self._photo, self._broken):
                 put(source, dict(_EMPTY))
+            put(self._words, dict(_TEXTS))
             return
         rows, columns = drawing.image.shape
         place = {"x": [-0.5], "y": [-0.5], "dw": [columns], "dh": [rows]}
@@ -182,6 +209,10 @@ class ValuesPane(Pane):
             if marks.any()
             else dict(_EMPTY),
         )
+
+
+def _cut(word: str, room: int) -> str:
+    return word if len(word) <= room else word[: room - 1] + "\u2026" if room > 2 else word[:room]
 
 
 def _row(drawing: Drawing) -> dict[str, Any]:

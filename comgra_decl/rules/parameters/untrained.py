@@ -209,8 +209,8 @@ class Untrained(SlotRule):
         for (node, role), facts in parameters.items():
             slot = by_key.get(SlotKey(node, role, 0, "forward"))
             if facts.get("optimized") and slot is not None:
-                shape = role, tuple(facts["shape"])
-                sizes.setdefault(shape, set()).add(float(self._start.known(np.array([slot]))[0]))
+                known = sizes.setdefault((role, tuple(facts["shape"])), set())
+                known.add(float(self._start.known(np.array([slot]))[0]))
         found = []
         for place in places:
             shape = tuple(parameters[place.node, place.role]["shape"])

@@ -29,6 +29,7 @@ from comgra_decl.viewer.screen import resolving_once
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.fake_run import FakeRun
 from tests.support.shortened import shortened
+from tests.viewer.conftest import LOCAL
 
 PANES = ("graph", "steps", "statistics", "series", "distribution")
 PATIENCE = 30_000  # milliseconds, on a busy machine
@@ -219,23 +220,54 @@ def test_a_saved_pane_needs_nothing_but_its_file(
     assert said == []
 
 
-def test_a_notebook_shows_the_viewer_and_plots_as_the_last_line_of_a_cell(fake: FakeRun) -> None:
+@pytest.fixture(scope="module")
+def cells(fake: FakeRun) -> list[list[dict[str, Any]]]:
+    """The outputs of each cell of a notebook that opens a run, then plots, then views."""
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
-    cells = [
+    sources = [
         f"import comgra_decl as comgra\nrun = comgra.open_run({str(fake.path)!r})\nrun",
+        "run.plot.series('head', 'mean')",  # without any extension
+        "run.plot.heat('l2') + run.plot.kpis()",
         "run.view('graph', node='head')",
         "run.view()",
-        "run.plot.series('head', 'mean')",  # without `hv.extension`
     ]
-    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in sources])
     book.metadata["kernelspec"] = {"name": "python3", "display_name": "python3"}
     nbclient.NotebookClient(book, timeout=120).execute()
-    facts, graph, whole, plot = (cell.outputs for cell in book.cells)
+    return [[*cell.outputs] for cell in book.cells]
+
+
+def test_a_notebook_shows_plots_and_the_viewer_as_the_last_line_of_a_cell(
+    cells: list[list[dict[str, Any]]],
+) -> None:
+    facts, *shown = cells
     assert "Run group/small" in facts[-1]["data"]["text/html"]
-    for outputs in (graph, whole, plot):
+    for outputs in shown:
         assert not [o for o in outputs if o["output_type"] == "error" or o.get("name") == "stderr"]
         assert "Bokeh" in outputs[-1]["data"]["text/html"]
-    loaded = "".join(str(o.get("data", {})) for o in graph)
-    assert "https://cdn" not in loaded.split("text/html", 1)[0]
+
+
+def test_a_notebook_loads_the_scripts_once(cells: list[list[dict[str, Any]]]) -> None:
+    sizes = [sum(len(str(output.get("data", ""))) for output in outputs) for outputs in cells]
+    assert [size > 2_000_000 for size in sizes] == [False, True, False, False, False]
+
+
+@pytest.mark.browser
+def test_a_notebook_needs_no_network(
+    cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
+) -> None:
+    parts = ["<!doctype html><meta charset=utf-8>"]
+    for data in (output.get("data", {}) for outputs in cells for output in outputs):
+        if "application/javascript" in data:
+            parts.append(f"<script>{data['application/javascript']}</script>")
+        else:
+            parts.append(data.get("text/html", ""))
+    file = tmp_path / "notebook.html"
+    file.write_text("\n".join(parts), encoding="utf-8")
+    page.route(lambda url: not LOCAL.match(url), lambda route: route.abort())
+    page.goto(file.as_uri())  # a request beyond this machine fails the test
+    page.locator('.node[data-id="head"]').nth(1).wait_for()
+    figures = 1 + 2 + 3  # two heat maps and the loss in the overview
+    page.locator(".bk-Figure canvas").nth(figures - 1).wait_for()

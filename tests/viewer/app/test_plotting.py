@@ -13,6 +13,7 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import pytest
+from bokeh.models import ContinuousColorMapper
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, open_group, open_run
@@ -189,6 +190,25 @@ def test_a_saved_page_needs_nothing_but_its_file(run: Run, tmp_path: Path, chrom
     others = [url for url in asked if not url.startswith(("data:", "blob:"))]
     assert others == [path.as_uri()]
     assert errors == []
+
+
+def test_a_heat_map_of_many_tensors_fits_the_screen_and_shows_small_values(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path / "group" / "large", layers=20)
+    fake.write(3)
+    fake.close()
+    found = plotted(open_run(fake.path)).heat("l2")
+    plot = hv.render(found, backend="bokeh")
+    rows = len(found.dimension_values("slot", expanded=False))
+    (axis,) = plot.yaxis
+    assert rows > 100
+    assert plot.height <= 700
+    assert len(axis.ticker.ticks) * 14 <= plot.height
+    assert set(axis.major_label_overrides.values()) <= set(found.dimension_values("tensor"))
+    values = found.dimension_values("l2")
+    (mapper,) = plot.select({"type": ContinuousColorMapper})
+    low, high = np.nanquantile(values, [0.01, 0.99])
+    assert low <= mapper.low < mapper.high <= np.nanmax(values)
+    assert mapper.high == pytest.approx(high, rel=0.05)
 
 
 def test_a_heat_map_saved_as_an_image_names_its_tensors(run: Run, tmp_path: Path) -> None:

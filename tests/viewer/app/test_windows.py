@@ -81,6 +81,56 @@ def test_the_sidebar_folds_and_opens_over_the_page(opened: Callable[..., Any]) -
     side.wait_for(state="visible")
 
 
+def test_a_large_screen_is_filled_evenly(viewer: Callable[..., Any]) -> None:
+    large = {"width": 3840, "height": 2160}
+    page = viewer("?run=pair/new&section=kpis&node=embed", ".bk-Figure", viewport=large)
+    widths = {round(f.bounding_box()["width"]) for f in page.locator(".bk-Figure:visible").all()}
+    assert max(widths) - min(widths) <= 1
+    assert min(widths) > 480
+    for section in ["overview", "inspect", "values", "compare"]:
+        turn_to(page, section)
+        assert page.evaluate(CUT_OFF) == [], section
+        places = [f.bounding_box() for f in page.locator(".bk-Figure:visible").all()]
+        assert all(place["width"] > 300 and place["height"] > 150 for place in places), section
+        assert max(place["x"] + place["width"] for place in places) > large["width"] / 3
+
+
+SCROLLED = """() => {
+  const found = [];
+  const walk = (root) => {
+    for (const e of root.querySelectorAll("*")) {
+      if (e.shadowRoot && !e.matches(".bk-Figure")) walk(e.shadowRoot);
+      const { overflowY, display } = getComputedStyle(e);
+      if (overflowY === "visible" || display === "none" || !e.clientHeight) continue;
+      if (e.scrollHeight > e.clientHeight + 2) found.push(e.outerHTML.slice(0, 120));
+    }
+  };
+  walk(document.querySelector("main"));
+  return found;
+}"""
+"""Finds what is cut off below because it could only be scrolled to."""
+
+
+def test_only_the_open_section_is_printed_and_nothing_of_it_is_cut_off(
+    viewer: Callable[..., Any],
+) -> None:
+    page = viewer("?run=pair/new&section=kpis&node=embed&step=4", ".bk-Figure", viewport=NARROW)
+    for section in ["overview", "inspect", "values", "compare"]:
+        turn_to(page, section)
+        page.emulate_media(media="print")
+        page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
+        page.locator(".bk-Figure").locator("visible=true").first.wait_for()
+        drawn = page.locator(".bk-Figure").evaluate_all(
+            "(all) => all.filter((e) => e.getBoundingClientRect().width > 0).length"
+        )
+        assert drawn == FIGURES[section], section
+        assert page.evaluate(SCROLLED) == [], section
+        page.emulate_media(media="screen")
+
+
+FIGURES = {"overview": 3, "inspect": 6, "values": 1, "compare": 1}
+
+
 def test_all_of_a_section_is_printed_in_light_colours(viewer: Callable[..., Any]) -> None:
     page = viewer("?section=findings&node=embed", ".health", color_scheme="dark")
     table = page.locator("table.unchecked")

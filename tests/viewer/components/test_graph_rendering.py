@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.viewer.components.graphs import (
     node,
     scene_of,
 )
+from tests.viewer.graph.networks import transformer
 
 # ---- painting
 
@@ -49,6 +50,48 @@ def test_heat_paints_boxes_and_says_what_is_missing_or_not_finite(show: Show, pa
     expect(page.locator(".hatch, .heated, .missing")).to_have_count(0)
     assert node(page, "embed").locator(".shape").evaluate(look)[0] != "rgb(68, 1, 84)"
     expect(page.locator(".legend")).to_contain_text("computed")
+
+
+@pytest.fixture
+def never_idle(page: Any) -> Iterator[None]:
+    """Lets the browser collect what it would do when idle: `asked`."""
+    page.evaluate("""() => {
+      window.asked = [];
+      window.usual = window.requestIdleCallback;
+      window.requestIdleCallback = (act) => asked.push(act);
+    }""")
+    yield
+    page.evaluate("() => { window.requestIdleCallback = window.usual; }")
+
+
+@pytest.mark.usefixtures("never_idle")
+def test_a_large_graph_is_coloured_where_it_is_seen_first(show: Show, page: Any) -> None:
+    scene = scene_of(*(f"blocks.{i}" for i in range(60)), "blocks", network=transformer(60))
+    shown = show(lambda: graph(scene))
+    legend = {"title": "grad std", "low": "0", "high": "1", "colors": ["#440154", "#fde725"]}
+    shown.set(heat={box.id: {"fill": "#440154"} for box in scene.boxes}, legend=legend)
+    expect(page.locator(".legend")).to_contain_text("grad std")
+    stage = page.locator(".stage").bounding_box()
+    boxes = page.locator(".node").evaluate_all(COLOURED)
+    assert len(boxes) == len(scene.boxes) > 200
+    seen = [there for there, x in boxes if stage["x"] < x < stage["x"] + stage["width"]]
+    assert seen
+    assert all(seen)
+    assert not all(there for there, _ in boxes)
+    page.evaluate("() => asked.at(-1)({ didTimeout: true, timeRemaining: () => 0 })")
+    expect(page.locator(".node.heated")).to_have_count(len(scene.boxes))
+    shown.set(heat=None, legend=None)
+    expect(page.locator(".legend")).to_contain_text("computed")
+    assert 0 < page.locator(".node.heated").count() < len(scene.boxes)
+    page.locator(".tools button", has_text="Fit").click()
+    expect(page.locator(".node.heated")).to_have_count(0)
+
+
+COLOURED = """(nodes) => nodes.map((node) => {
+  const { x, width } = node.getBoundingClientRect();
+  return [node.classList.contains("heated"), x + width / 2];
+})"""
+"""Whether each box is coloured, and where it is on the screen."""
 
 
 def test_the_legend_names_the_kinds_on_screen(show: Show, page: Any) -> None:
