@@ -54,6 +54,7 @@ class SpecFile:
         self._path = folder / SPEC_FILE
         self._spec = spec
         self._stamp: tuple[int, int, int] | None = None
+        self._mistake = ""
         if not leads:
             return
         content = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False)
@@ -70,17 +71,27 @@ class SpecFile:
 
         Raises:
             SpecError: the file is invalid, or changes keys that cannot change during a run. The
-                file is not read again until it changes once more.
+                file is not read again until it changes once more. An invalid file that is saved
+                again unchanged raises no second error.
         """
         stamp = self._stamp_now()
         if stamp in (self._stamp, None):
             return None
-        self._stamp = stamp
         from comgra_decl.spec import load_spec
         from comgra_decl.spec.live import changed_keys, refusals
 
         assert isinstance(self._path, Path)
-        spec = load_spec(self._path)
+        try:
+            spec = load_spec(self._path)
+        except SpecError as error:
+            if stamp != self._stamp_now():  # read while it was being written; read it again
+                return None
+            self._stamp = stamp
+            if str(error) == self._mistake:  # saved again as it was
+                return None
+            self._mistake = str(error)
+            raise
+        self._stamp, self._mistake = stamp, ""
         problems = refusals(self._spec, spec)
         if problems:
             raise SpecError(problems)
@@ -94,6 +105,8 @@ class SpecFile:
         try:
             found = self._path.stat()
         except OSError:  # an editor may be replacing it
+            return None
+        if not found.st_size:  # an editor is about to write it
             return None
         return found.st_mtime_ns, found.st_size, found.st_ino
 

@@ -131,6 +131,16 @@ def test_a_wrong_edit_is_reported_whole_and_changes_nothing(
     assert len(run.notes()) == 2
 
 
+def test_a_mistake_is_reported_once_however_often_it_is_saved(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with training(tmp_path) as live, caplog.at_level(logging.ERROR):
+        for text in ("nodes: [", "nodes: [", "", "nodes: ["):  # some editors empty a file first
+            live.write(text)
+            live.run(1)
+    assert len(caplog.records) == 1
+
+
 def test_a_mistake_can_be_put_right(tmp_path: Path) -> None:
     with training(tmp_path) as live:
         live.run(2)
