@@ -299,6 +299,23 @@ def test_what_only_parameters_determine_need_not_depend_on_the_input(
     assert len(tape.findings(InputIndependence())) == found
 
 
+@pytest.mark.parametrize(("varies", "severity"), [(True, "hint"), (False, "error")])
+def test_one_of_two_outputs_may_be_the_same_for_every_sample(varies: bool, severity: str) -> None:
+    """The log-determinant of a flow whose first steps hardly scale anything."""
+    tape = Tape()
+    given = tape.slot("input", (8, 4), role="input", kind="input", class_="")
+    y = tape.slot("flow", (8, 4), role="output[0]")
+    log_det = tape.slot("flow", (8,), role="output[1]")
+    loss = tape.slot("loss", (), kind="loss")
+    tape.graph([(given, y), (given, log_det), (y, loss), (log_det, loss)])
+    wave = RNG.normal(size=(8, 4))
+    for step in range(12):
+        values = {given: wave, log_det: 0.3 + 1e-6 * wave[:, 0], loss: 1.0}
+        tape.record(values | {y: wave if varies else np.ones((8, 4))}, step=step)
+    (found,) = tape.findings(InputIndependence())
+    assert found.severity == severity
+
+
 @WINDOWS
 @pytest.mark.parametrize(
     ("filled", "loss", "severity"),

@@ -9,6 +9,7 @@ import numpy as np
 from comgra_decl.rules.api import (
     VARYING,
     Bools,
+    Finding,
     Fraction,
     Largest,
     Mask,
@@ -22,6 +23,7 @@ from comgra_decl.rules.api import (
     per_run,
     predictions,
     sources_of,
+    target_pairs,
 )
 
 _VARIED = 0.01  # relative variation over the batch
@@ -45,7 +47,9 @@ class InputIndependence(SlotRule):
         "min, max, ...) varies across the batch by at most `variation` times its magnitude. The "
         "rule checks the model's predictions, and other tensors that previously varied by more "
         f"than {_VARIED:g}. It ignores tensors that the newest graph connects only with "
-        "parameters, as long as others depend on the input (log-determinants of scalings in flows)."
+        "parameters, as long as others depend on the input (log-determinants of scalings in "
+        "flows). The finding is only a hint if these tensors are compared with no target and their "
+        "models return another output that depends on the input."
     )
     source = (
         "comgra's README, which announces a check for a falling variance across the batch; "
@@ -89,6 +93,23 @@ class InputIndependence(SlotRule):
         if not np.setdiff1d(rest, fired).size:
             return fired
         return fired[~np.isin(fired, only)]
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding, which is a hint if it concerns only additional outputs."""
+        found = super().findings(scene)
+        if not found or self.parameters.severity is not None:
+            return found
+        keys = [info.key for info in scene.table.infos]
+        fired = set(self.streak.lasting.tolist())
+        others = (keys[at] for at in self.columns(scene.table).tolist() if at not in fired)
+        varied = {(key.node, key.iteration) for key in others if key.pass_ == "forward"}
+        compared = {prediction.id for prediction, _ in target_pairs(scene)}
+        if all(
+            (keys[at].node, keys[at].iteration) in varied and at not in compared
+            for at in self.chosen(scene, self.streak.lasting).tolist()
+        ):
+            return [replace(found[0], severity="hint")]
+        return found
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""
