@@ -25,6 +25,9 @@ export PIP_NO_COMPILE := 1
 # modules.
 export PYTHONDONTWRITEBYTECODE :=
 
+# Three test processes for two cores, because browser tests often wait.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2 or 1))')
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-oldest test-peers test-bridges check lint format bench neutrality scripts docs clean browser
 
@@ -38,7 +41,7 @@ test: lint check  ## set up the environment, lint, check types and run all tests
 
 check: $(VENV)/.test browser
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest \
-		-n auto --maxprocesses 4 --dist worksteal $(ARGS)
+		-n $(WORKERS) --dist worksteal $(ARGS)
 
 test-long: $(VENV)/.test browser  ## run the long suite: further cases, many kills, damages, sessions and examples
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest -m slow --durations=0 $(ARGS)
@@ -53,7 +56,7 @@ test-bridges: $(VENV)/peers/.test  ## send runs to other tools and read them bac
 	@COMGRA_PEERS=1 $(VENV)/peers/bin/python -m pytest tests/sinks tests/export tests/cli/test_agents.py $(ARGS)
 
 test-oldest: $(OLDEST)/.test browser  ## run most tests with the oldest supported version of every dependency
-	@CHROMIUM="$$(.ci/chromium)" $(OLDEST)/bin/python -m pytest -n auto --maxprocesses 4 \
+	@CHROMIUM="$$(.ci/chromium)" $(OLDEST)/bin/python -m pytest -n $(WORKERS) \
 		--dist worksteal $(OLD_OPTIONS) $(OLDEST_TESTS) $(ARGS)
 
 lint: $(VENV)/.test  ## run only ruff and mypy
