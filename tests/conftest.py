@@ -119,9 +119,11 @@ def _left_behind() -> list[str]:
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     patches: Any = sys.modules.get("comgra_decl.hooks.patches")
     headroom: Any = sys.modules.get("comgra_decl.hooks.recursion")
+    doors: Any = sys.modules.get("comgra_decl.doors.environment")
     hooks: Any = vars(module) | vars(optimizer)
     found = {
         "a stance of the compiler": frames is not None and frames._stance.stance != "default",
+        "a session": doors is not None and doors.is_recording(),
         "headroom": headroom is not None and headroom.Headroom._users,
         "another main program": sys.modules["__main__"] is not _MAIN,
         "patches": patches is not None and [(p.owner, p.name) for p in patches.in_place],

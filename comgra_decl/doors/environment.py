@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,7 @@ CHECKED = "COMGRA_CHECKED"
 """Set for child processes: the declaration, which has already been validated."""
 
 _taken = False  # whether a session has started in this process
-_sessions: set[int] = set()  # ids of active sessions
+_sessions: WeakSet[object] = WeakSet()  # the active ones
 _around: str | None = None  # value of `RECORDED_BY` before they started
 
 _SWITCHED_OFF = ("", "0", "off", "false", "no")
@@ -74,7 +75,7 @@ def recorded(session: object, does: bool) -> None:
     if does and not _sessions:
         _around = os.environ.get(RECORDED_BY)
     before = len(_sessions)
-    (_sessions.add if does else _sessions.discard)(id(session))
+    (_sessions.add if does else _sessions.discard)(session)
     if _sessions:
         os.environ[RECORDED_BY] = str(os.getpid())
     elif before and _around is None:

@@ -33,8 +33,9 @@ def start_session(spec: Spec, context: RunContext) -> Session:
     except Exception as error:  # noqa: BLE001  (an internal error must not stop training)
         _log.error("nothing is recorded because of an error in comgra_decl", exc_info=error)
         finish_session(session)
-    if session.path is not None:
-        environment.recorded(session, True)
+    else:
+        if session.path is not None:
+            environment.recorded(session, True)
     return session
 
 

@@ -400,6 +400,9 @@ ALLOWED = {
         "what the backward of a piece of code may overwrite, while that is compiled"
     ),
     "hooks/compiled/variant.py: pgo._CODE_STATE": "what the compiler knows of sizes, for a call",
+    "hooks/probing/passes.py: vars(module).clear": "a module of a copy of ours",
+    "hooks/probing/passes.py: vars(module).update": "a module of a copy of ours",
+    "hooks/probing/seclusion.py: setattr": "what torch knows of its global hooks, put back",
     "doors/environment.py: os.environ[CHECKED]": "what child processes are told",
     "doors/environment.py: os.environ[RECORDED_BY]": "what child processes are told",
     "doors/script.py: sys.argv": "what `python script.py` does",

@@ -56,13 +56,14 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
                 np.asarray(run.picture(name, node=node))
 
     def measured() -> None:
-        for read in (run.profile, run.memory):
+        for read in (run.profile, run.memory, run.induction):
             with contextlib.suppress(UnknownNameError):  # most runs have none
                 read()
 
     calls: dict[str, Callable[[], Any]] = {
         "profile": measured,
         "memory": measured,
+        "induction": measured,
         "slot": lambda: [slot(), slot().samples("mean")],
         "series": lambda: [run.series(node), slot().series("mean")],
         "row": lambda: run.row(step),
@@ -88,9 +89,25 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "rank": lambda: run.rank(run.ranks[0]),
         "view": lambda: run.view("inspect"),
     }
+    calls |= _named(run)
     names = [name for name in dir(Run) if not name.startswith("_")]
     plain = {name: _getting(run, name) for name in names if name not in calls}
     return plain | calls | {"repr": lambda: (repr(run), run._repr_html_())}
+
+
+def _named(run: Run) -> dict[str, Callable[[], Any]]:
+    """Returns calls that read everything that a run has under names of its own."""
+
+    def shown() -> None:
+        for row in run.shown.itertuples():
+            run.shown_value(row.name, row.step)
+
+    return {
+        "checkpoint": lambda: [run.checkpoint(step) for step in run.checkpoints],
+        "shown_value": shown,
+        "effects": lambda: [run.effects(name) for name in run.interventions],
+        "intervention_facts": lambda: [run.intervention_facts(n) for n in run.interventions],
+    }
 
 
 def _getting(run: Run, name: str) -> Callable[[], Any]:

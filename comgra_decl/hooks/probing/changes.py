@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 
 from comgra_decl.errors import ProbeError, did_you_mean
+from comgra_decl.hooks.probing.samples import call_named
 from comgra_decl.spec.interventions import (
     AddChange,
     CategoryDifference,
@@ -92,8 +92,7 @@ def _changed(do: Change, tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(do, PatchChange):
         return _from_file(str(do.patch), tensor).broadcast_to(tensor.shape)
     assert isinstance(do, FunctionChange)
-    module, _, name = do.target.rpartition(".")
-    given: torch.Tensor = getattr(import_module(module), name)(tensor, **(do.model_extra or {}))
+    given: torch.Tensor = call_named(do, tensor)
     return given
 
 

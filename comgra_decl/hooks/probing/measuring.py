@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.probing.passes import parts_of
-from comgra_decl.hooks.probing.samples import Samples
+from comgra_decl.hooks.probing.samples import Samples, call_named
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.spec.interventions import DifferenceMeasure, FunctionMeasure, InterventionSpec
 
@@ -74,8 +73,7 @@ class Gauge:
         return _at(placed, self._wanted(measure))
 
     def _called(self, measure: FunctionMeasure, output: Any) -> torch.Tensor:
-        module, _, name = measure.target.rpartition(".")
-        found = getattr(import_module(module), name)(output, **(measure.model_extra or {}))
+        found = call_named(measure, output)
         if not isinstance(found, torch.Tensor) or found.shape != (self._count,):
             shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
             raise ProbeError(

@@ -11,6 +11,7 @@ import torch
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.pytree import first_batch_size
+from comgra_decl.spec.interventions import FunctionChange, FunctionMeasure
 from comgra_decl.spec.probes import BatchFunction, BatchValues, ProbeSpec
 from comgra_decl.stats.sample_selection import balanced
 from comgra_decl.torch_private import torch_pytree
@@ -117,9 +118,14 @@ def given_samples(spec: ProbeSpec, device: torch.device) -> Samples:
     return batch.chosen(spec.samples.count, by=None, classes=labels if numbers else None)
 
 
-def _called(function: BatchFunction) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+def call_named(function: BatchFunction | FunctionChange | FunctionMeasure, *arguments: Any) -> Any:
+    """Return the result of a function that the spec names, called with its further keys as well."""
     module, _, name = function.target.rpartition(".")
-    found = getattr(import_module(module), name)(**(function.model_extra or {}))
+    return getattr(import_module(module), name)(*arguments, **(function.model_extra or {}))
+
+
+def _called(function: BatchFunction) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    found = call_named(function)
     if not (isinstance(found, tuple) and len(found) == 3):
         raise ProbeError(f"{function.target} must return (args, kwargs, labels), got {type(found)}")
     args, kwargs, labels = found
