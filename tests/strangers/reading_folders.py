@@ -99,8 +99,9 @@ def _named(run: Run) -> dict[str, Callable[[], Any]]:
     """Returns calls that read everything that a run has under names of its own."""
 
     def shown() -> None:
-        for row in run.shown.itertuples():
-            run.shown_value(row.name, row.step)
+        table = run.shown
+        for name, step in zip(table["name"].tolist(), table["step"].tolist(), strict=True):
+            run.shown_value(name, step)
 
     return {
         "checkpoint": lambda: [run.checkpoint(step) for step in run.checkpoints],
