@@ -38,6 +38,12 @@ Loss = Callable[[Any], torch.Tensor]
 _OF_UPDATES = ("update", "optimizer_state")
 """What a spec may capture of an optimizer step, which a single call does not have."""
 
+_OF_TENSORS = (
+    *("nodes", "exclude", "stats", "histogram", "samples"),
+    *("annotations", "tokens", "graph"),
+)
+"""The keys of a spec that apply to a single call."""
+
 _MOST_SAMPLES = 65536
 
 
@@ -163,13 +169,15 @@ def _declared(source: str | Path | Mapping[str, Any] | Spec) -> dict[str, Any]:
         entry["capture"] = [what for what in entry["capture"] if what not in _OF_UPDATES]
         if not entry["capture"]:
             del content["nodes"][name]
-    content["values"] = {"max_elements": 1 << 62}
-    content["run"] = {"group": "look", "name": "look"}
-    content["kpis"] = {"loss": True, "automatic": False}
-    content |= {"rules": "off", "preview": False, "perturbations": False, "compile": "eager"}
-    content |= {"keep": None, "profile": None, "memory": None, "dry_run": False}
-    content |= {key: {} for key in ("probes", "pictures", "on_finding", "types")}
-    return {**content, "sinks": [], "store": {"commit_interval": 0}}
+    return {
+        **{key: content[key] for key in _OF_TENSORS},
+        "values": {"max_elements": 1 << 62},
+        "preview": False,
+        "rules": "off",
+        "kpis": {"loss": True, "automatic": False},
+        "run": {"group": "look", "name": "look"},
+        "store": {"commit_interval": 0},
+    }
 
 
 def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int) -> Spec:

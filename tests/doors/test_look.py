@@ -398,3 +398,19 @@ def test_a_model_may_fail_with_an_error_of_its_own() -> None:
         comgra.look(made()[0])
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         comgra.look(LINEAR, images())
+
+
+def test_what_a_spec_says_about_a_training_run_is_ignored() -> None:
+    spec = {
+        **EVERYTHING,
+        "probes": {"eyes": {"samples": {"count": 2}}},
+        "pictures": {"cam": {"method": "saliency", "of": "eyes"}},
+        "interventions": {"off": {"of": "eyes", "select": "*", "do": "zero"}},
+        "checkpoints": {"every": 1},
+        "keep": {"ring": 3, "when": ["nonfinite"]},
+        "on_finding": {"stop": "error"},
+        "sinks": ["tensorboard"],
+    }
+    found = comgra.look(LINEAR, X, spec=spec)
+    assert found.types == ["eval"]
+    assert len(found.checkpoints) == 0
