@@ -26,7 +26,7 @@ export PIP_NO_COMPILE := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 # Three test processes for two cores, because browser tests often wait.
-WORKERS := $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2 or 1))')
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2 or 1))')
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-long test-oldest test-peers test-bridges check lint format bench neutrality scripts docs clean browser

@@ -98,8 +98,9 @@ def _sought() -> Iterator[Any]:
     """Yield the living modules and optimizers, except frozen ones; some may be yielded twice."""
     global _remembered
     kinds = {number for cls in _SOUGHT for number in _with_derived(cls)}
-    if _remembered is not None:
-        before, known = _remembered
+    remembered = _remembered  # another thread may forget it
+    if remembered is not None:
+        before, known = remembered
         # a collection in between moves objects from the first generation to the second
         young = [*_among(gc.get_objects, 0, kinds=kinds), *_among(gc.get_objects, 1, kinds=kinds)]
         if _moved() == before:

@@ -119,10 +119,10 @@ class ExplodingGradient(SlotRule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding, which is less severe if clipping limits the effect."""
         found = super().findings(scene)
-        limited = scene.clipping.norm is not None and scene.falls
-        if limited and self.parameters.severity is None:
-            found = [replace(f, severity="warning") if f.severity == "error" else f for f in found]
-        return found
+        stated = self.parameters.severity is not None
+        if stated or not found or scene.clipping.norm is None or not scene.falls:
+            return found
+        return [replace(f, severity="warning") if f.severity == "error" else f for f in found]
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Returns the message for a slot."""

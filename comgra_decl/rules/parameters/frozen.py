@@ -75,20 +75,26 @@ class FrozenMoves(SlotRule):
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keeps only frozen parameters."""
         parameters, infos = scene.parameters, scene.table.infos
-        held = {key: scene.table.by_key.get(SlotKey(*key, 0, "forward")) for key in parameters}
+        keys = [(infos[slot].key.node, infos[slot].key.role) for slot in fired.tolist()]
+        facts = [parameters.get(key, {}) for key in keys]
+        frozen = [f.get("trainable") is False and f.get("optimized", True) for f in facts]
+        fired = fired[np.array(frozen, np.bool_)]
+        return fired if not len(fired) else fired[~self._are_copies(scene, fired)]
+
+    def _are_copies(self, scene: Scene, at: Slots) -> Mask:
+        """Returns which parameters began with the values of a parameter that can be trained."""
+        infos = scene.table.infos
+        held = {
+            key: scene.table.by_key.get(SlotKey(*key, 0, "forward")) for key in scene.parameters
+        }
         trained = {
             (key[1], infos[slot].shape, self._size(slot))
             for key, slot in held.items()
-            if slot is not None and parameters[key].get("trainable")
+            if slot is not None and scene.parameters[key].get("trainable")
         }
-
-        def is_wrong(slot: int) -> bool:
-            info = infos[slot]
-            facts = parameters.get((info.key.node, info.key.role), {})
-            copied = (info.key.role, info.shape, self._size(slot)) in trained
-            return facts.get("trainable") is False and facts.get("optimized", True) and not copied
-
-        return fired[np.array([is_wrong(slot) for slot in fired.tolist()], np.bool_)]
+        return np.array(
+            [(infos[s].key.role, infos[s].shape, self._size(s)) in trained for s in at.tolist()]
+        )
 
     def _size(self, slot: int) -> float:
         """Returns the l2 norm in the first record."""

@@ -139,12 +139,12 @@ class CollapsingOutput(SlotRule):
     def _follows_target(self, window: Window, at: Slots, apart: Matrix) -> Mask:
         """Returns where a prediction still varies about as much as its target."""
         follows = np.zeros(apart.shape, np.bool_)
-        for column, slot in enumerate(at.tolist()):
-            if slot in self._targets:
-                wanted = window.deviation(np.array([self._targets[slot]]))[:, 0]
-                follows[:, column] = (wanted > 0) & (
-                    self.parameters.fall * wanted <= apart[:, column]
-                )
+        for prediction, target in self._targets.items():
+            wanted = window.deviation(np.array([target]))
+            columns = np.flatnonzero(at == prediction)
+            follows[:, columns] = (wanted > 0) & (
+                apart[:, columns] >= self.parameters.fall * wanted
+            )
         return follows
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
