@@ -107,6 +107,11 @@ class CallError(ComgraError, ValueError):
     """A call of `comgra.look` is invalid, or could not be recorded; the message says why."""
 
 
+def reason_of(error: Exception) -> str:
+    """Return why something failed; the type of the error is included unless the error is ours."""
+    return str(error) if isinstance(error, ComgraError) else f"{type(error).__name__}: {error}"
+
+
 def wrong_spec(error: SpecError) -> str:
     """Return the message that a program prints before it ends because of an invalid spec."""
     count = len(error.problems)

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from comgra_decl.errors import SpecError
 from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.hooks.probing.interventions import Interventions
-from comgra_decl.hooks.probing.passes import Edit, outputs_of
+from comgra_decl.hooks.probing.passes import Edit, tensors_of
 from comgra_decl.hooks.probing.places import with_tensor
 from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.seclusion import secluded
@@ -514,10 +514,10 @@ def test_a_tensor_is_replaced_in_any_container_without_touching_the_original() -
     ):
         found = with_tensor(value, old, new)
         assert type(found) is type(value)
-        named = outputs_of(found)
+        named = tensors_of("output", found)
         assert [each.role for each in named] == roles
         assert sum(each.tensor is new for each in named) == 1
         assert not any(each.tensor is old for each in named)
-        assert any(each.tensor is old for each in outputs_of(value))
+        assert any(each.tensor is old for each in tensors_of("output", value))
     assert found["b"][0] is new
     assert fields["b"][0] is old

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from comgra_decl.errors import ProbeError
+from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.probing.copying import NotReadyError, check_whole, unwrapped
 from comgra_decl.hooks.probing.loading import named_tensors
 from comgra_decl.hooks.schedule.countdown import Countdown
@@ -101,8 +101,7 @@ class Checkpoints:
         except NotReadyError:
             return
         except Exception as error:
-            known = isinstance(error, ProbeError)
-            self._refuse(str(error) if known else f"{type(error).__name__}: {error}")
+            self._refuse(reason_of(error))
             return
         self._models[node] = model
 

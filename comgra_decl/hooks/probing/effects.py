@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.probing.changes import changed
 from comgra_decl.hooks.probing.measuring import Gauge
-from comgra_decl.hooks.probing.passes import Call, Edit, Study, inputs_of, outputs_of
+from comgra_decl.hooks.probing.passes import Call, Edit, Numbered, Study, tensors_of
 from comgra_decl.hooks.probing.places import (
     Division,
     Named,
@@ -195,33 +193,21 @@ def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
 # -- estimated ---------------------------------------------------------------------------------
 
 
-class _Tapping:
+class _Tapping(Numbered):
     """Reads tensors at once, and their gradients from hooks on them."""
 
     def __init__(self, edit: Edit) -> None:
+        super().__init__()
         self.values: dict[Call, torch.Tensor] = {}
         self.gradients: dict[Call, torch.Tensor] = {}
         self.leaves: list[torch.Tensor] = []
         self._edit = edit
-        self._calls: Counter[str] = Counter()
 
-    def before(
-        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Tap the input of a call."""
-        number = self._calls[path]
-        self._calls[path] += 1
-        given: tuple[tuple[Any, ...], dict[str, Any]] = args, dict(kwargs)
-        if self._is_meant(path, number, "input"):
-            given = self._tapped(path, number, given, inputs_of(*given))
-        return given
-
-    def after(self, path: str, module: nn.Module, output: Any) -> Any:
-        """Tap the output of a call."""
-        number = self._calls[path] - 1
-        if self._is_meant(path, number, "output"):
-            return self._tapped(path, number, output, outputs_of(output))
-        return output
+    def handled(self, path: str, number: int, side: str, value: Any) -> Any:
+        """Tap the selected tensor of a call."""
+        if self._is_meant(path, number, side):
+            return self._tapped(path, number, value, tensors_of(side, value))
+        return value
 
     def _is_meant(self, path: str, number: int, side: str) -> bool:
         spec = self._edit.spec

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from comgra_decl.errors import ProbeError, SpecError, did_you_mean, wrong_spec
+from comgra_decl.errors import ProbeError, SpecError, did_you_mean, reason_of, wrong_spec
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.effects import estimated, groups, swept
 from comgra_decl.hooks.probing.measuring import Gauge
@@ -167,10 +167,8 @@ class Interventions:
             edits = self._edits(name, study.modules)
             made = _swept(spec, edits, study) if spec.sweep else _whole(spec, edits, study, watch)
         except Exception as error:
-            known = isinstance(error, ProbeError)
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
             self._over.add(name)
-            self._warn(f"intervention {name!r} is not made: {reason}")
+            self._warn(f"intervention {name!r} is not made: {reason_of(error)}")
             return None
         self._report(name, spec, made)
         return made

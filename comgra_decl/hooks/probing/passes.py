@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from comgra_decl.errors import ProbeError
+from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.probing.changes import Sampled, changed
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.places import (
@@ -174,9 +175,8 @@ class Edit:
             )
             new = changed(self.spec.do, tensor, clean, samples)
         except Exception as error:
-            known = isinstance(error, ProbeError)
-            reason = str(error) if known else f"{type(error).__name__}: {error}"
-            raise ProbeError(f"{path or 'the model'}, {self.spec.role}: {reason}") from error
+            tensor_of = f"{path or 'the model'}, {self.spec.role}"
+            raise ProbeError(f"{tensor_of}: {reason_of(error)}") from error
         if where is not None:
             new = torch.where(where, new, tensor)
         with torch.no_grad():
@@ -206,7 +206,45 @@ class Edit:
         return [Region(None, None, indices)]
 
 
-class Remembering:
+class Numbered(ABC):
+    """Counts the calls to each module, and may replace the tensors that they receive and return.
+
+    Args:
+        inner: observes the same calls, and sees the replaced tensors.
+    """
+
+    def __init__(self, inner: Watch | None = None) -> None:
+        self._inner = inner
+        self._calls: Counter[str] = Counter()
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Handle the beginning of a call; return its arguments."""
+        number = self._calls[path]
+        self._calls[path] += 1
+        given: tuple[tuple[Any, ...], dict[str, Any]]
+        given = self.handled(path, number, "input", (args, dict(kwargs)))
+        return given if self._inner is None else self._inner.before(path, module, *given) or given
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Handle the end of a call; return its output."""
+        output = self.handled(path, self._calls[path] - 1, "output", output)
+        return output if self._inner is None else self._inner.after(path, module, output)
+
+    @abstractmethod
+    def handled(self, path: str, number: int, side: str, value: Any) -> Any:
+        """Return what a call receives or returns, or a replacement.
+
+        Args:
+            path: the module.
+            number: which of the module's calls, counted from 0.
+            side: "input" or "output".
+            value: (args, kwargs), or the output.
+        """
+
+
+class Remembering(Numbered):
     """Remembers tensors of the unchanged pass.
 
     Args:
@@ -219,30 +257,17 @@ class Remembering:
     """
 
     def __init__(self, wanted: Mapping[str, set[str]], inner: Watch | None = None) -> None:
+        super().__init__(inner)
         self.values: dict[Call, torch.Tensor] = {}
         self.seen: dict[str, set[str]] = {}
         self._wanted = wanted
-        self._inner = inner
-        self._calls: Counter[str] = Counter()
 
-    def before(
-        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Remember the inputs of a call."""
-        number = self._calls[path]
-        self._calls[path] += 1
+    def handled(self, path: str, number: int, side: str, value: Any) -> Any:
+        """Remember the tensors of a call."""
         for role in self._wanted.get(path, ()):
-            if role.startswith("input"):
-                self._keep(Call(path, role, number), inputs_of(args, kwargs))
-        return None if self._inner is None else self._inner.before(path, module, args, kwargs)
-
-    def after(self, path: str, module: nn.Module, output: Any) -> Any:
-        """Remember the outputs of a call."""
-        number = self._calls[path] - 1
-        for role in self._wanted.get(path, ()):
-            if role.startswith("output"):
-                self._keep(Call(path, role, number), outputs_of(output))
-        return output if self._inner is None else self._inner.after(path, module, output)
+            if role.startswith(side):
+                self._keep(Call(path, role, number), tensors_of(side, value))
+        return value
 
     def _keep(self, call: Call, tensors: Sequence[Named]) -> None:
         self.seen.setdefault(call.path, set()).update(each.role for each in tensors)
@@ -251,7 +276,7 @@ class Remembering:
             self.values[call] = found.tensor.detach().clone()
 
 
-class Editing:
+class Editing(Numbered):
     """Makes changes in a pass, in the order in which they are listed.
 
     Args:
@@ -271,39 +296,21 @@ class Editing:
         samples: Sampled,
         inner: Watch | None = None,
     ) -> None:
+        super().__init__(inner)
         self._edits = [edit for edit in edits if not edit.spec.of_parameters]
         self._of_parameters = [edit for edit in edits if edit.spec.of_parameters]
         self._modules = modules
         self._clean = clean
         self._samples = samples
-        self._inner = inner
-        self._calls: Counter[str] = Counter()
 
-    def before(
-        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Change the inputs of a call."""
-        number = self._calls[path]
-        self._calls[path] += 1
-        given: tuple[tuple[Any, ...], dict[str, Any]] = args, dict(kwargs)
-        for edit in self._at(path, number, "input"):
-            found = picked(edit.spec.role, inputs_of(*given))
+    def handled(self, path: str, number: int, side: str, value: Any) -> Any:
+        """Change the tensors of a call."""
+        for edit in self._at(path, number, side):
+            found = picked(edit.spec.role, tensors_of(side, value))
             if found is not None:
                 new = self._applied(edit, found.tensor, Call(path, edit.spec.role, number))
-                given = with_tensor(given, found.tensor, new)
-        if self._inner is not None:
-            given = self._inner.before(path, module, *given) or given
-        return given
-
-    def after(self, path: str, module: nn.Module, output: Any) -> Any:
-        """Change the outputs of a call."""
-        number = self._calls[path] - 1
-        for edit in self._at(path, number, "output"):
-            found = picked(edit.spec.role, outputs_of(output))
-            if found is not None:
-                new = self._applied(edit, found.tensor, Call(path, edit.spec.role, number))
-                output = with_tensor(output, found.tensor, new)
-        return output if self._inner is None else self._inner.after(path, module, output)
+                value = with_tensor(value, found.tensor, new)
+        return value
 
     def _at(self, path: str, number: int, side: str) -> Iterator[Edit]:
         for edit in self._edits:
@@ -340,15 +347,12 @@ class Editing:
                 value.copy_(content)
 
 
-def inputs_of(args: Any, kwargs: Any) -> list[Named]:
-    """Return the tensors that a call receives, with their roles."""
-    given = (*tensors_in(args), *tensors_in(kwargs))
+def tensors_of(side: str, value: Any) -> list[Named]:
+    """Return the tensors that a call receives or returns, with their roles (see `Numbered`)."""
+    if side == "output":
+        return [Named(f"output{path}", tensor) for path, tensor in tensors_in(value)]
+    given = (found for part in value for found in tensors_in(part))
     return [Named(input_role(path), tensor) for path, tensor in given]
-
-
-def outputs_of(output: Any) -> list[Named]:
-    """Return the tensors that a call returns, with their roles."""
-    return [Named(f"output{path}", tensor) for path, tensor in tensors_in(output)]
 
 
 def repeated(given: Any, *, count: int, times: int) -> Any:

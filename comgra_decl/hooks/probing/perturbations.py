@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.errors import ProbeError
+from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.graph.telling import padded_share
 from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.hooks.probing.samples import FirstBatch, Samples
@@ -96,9 +96,7 @@ class Perturbations:
         try:
             kept = self._copied(module, args, kwargs)
         except Exception as error:  # whatever the program's classes raise
-            known_error = isinstance(error, ProbeError)
-            reason = str(error) if known_error else f"{type(error).__name__}: {error}"
-            self._refused[label] = reason[:_MOST_TEXT]
+            self._refused[label] = reason_of(error)[:_MOST_TEXT]
             return
         if known is not None:
             known.copy.close()

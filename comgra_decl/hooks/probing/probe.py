@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.errors import ProbeError
+from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.probing.copying import CleanCopy, NotReadyError
 from comgra_decl.hooks.probing.methods import drawn
 from comgra_decl.hooks.probing.samples import FirstBatch, Samples, given_samples
@@ -176,8 +176,7 @@ class Probe:
         except NotReadyError:
             return
         except Exception as error:
-            known = isinstance(error, ProbeError)
-            self._refuse(str(error) if known else f"{type(error).__name__}: {error}")
+            self._refuse(reason_of(error))
             return
         if copy.moved:
             self._warn(f"{device} lacks memory for a copy of the model, so the copy is on the CPU")
@@ -349,8 +348,7 @@ class Probe:
             try:
                 result = drawn(picture, subject)
             except Exception as error:
-                known = isinstance(error, ProbeError)
-                reason = str(error) if known else f"{type(error).__name__}: {error}"
+                reason = reason_of(error)
                 facts[name] = {"method": picture.method, "refused": reason}
                 self._warn(f"there is no picture {name!r}: {reason}")
                 continue
