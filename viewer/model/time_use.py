@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from comgra_decl.errors import UnknownNameError
+from comgra_decl.records import PROGRAM
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.palette import SCALE, colour_at
@@ -67,7 +68,9 @@ def _times(view: RunView) -> tuple[dict[str, float], str]:
     table = view.run.profile()
     where = "device" if table["device_ms"].any() else "host"
     passes = table.index.get_level_values("pass")
-    modules = table[passes.isin(["forward", "backward", "no_grad"])]
+    # The program's own time outside every module has no box, so it must not set the scale.
+    nodes = table.index.get_level_values("node")
+    modules = table[passes.isin(["forward", "backward", "no_grad"]) & (nodes != PROGRAM)]
     sums = modules[f"{where}_ms"].groupby(level="node").sum()
     return {str(node): float(time) for node, time in sums.items()}, where
 

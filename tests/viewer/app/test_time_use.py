@@ -9,8 +9,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
+from torch import nn
 
 from comgra_decl.query import open_run
+from comgra_decl.records import PROGRAM
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.numbers import number
@@ -45,6 +48,29 @@ def test_boxes_show_the_time_of_their_module(folder: Path) -> None:
     assert legend["high"] == f"{number(float(table['Net']), digits=3)} ms"
     longest = max(("first", "head"), key=lambda node: table[node])
     assert heat[longest]["fill"] == colour_at(float(table[longest] / table["Net"]))
+
+
+def test_time_outside_the_modules_does_not_set_the_scale(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+
+    def mostly_outside() -> None:
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(LAST + 2):
+            out = model(torch.randn(4, 2))
+            for _ in range(500):
+                out = out.sin()
+            out.sum().backward()
+            optimizer.step()
+
+    run = traced(tmp_path, mostly_outside, **{**PROFILE, **NODES})
+    table = run.profile()
+    outside = table.loc[(PROGRAM, "backward"), "host_ms"]
+    (module,) = {*table.index.get_level_values("node")} - {PROGRAM}
+    time = table.loc[module]["host_ms"].sum()
+    assert outside > time, "the program should spend its time outside the module"
+    dashboard = Dashboard(Catalogue(tmp_path), query="?section=inspect&colour=time")
+    legend = dashboard.screen.graph.view.legend or {}
+    assert legend["high"] == f"{number(float(time), digits=3)} ms"
 
 
 PHASES = ["data", "forward", "backward", "optimizer", "other"]
