@@ -12,6 +12,7 @@ from torch import nn
 
 from comgra_decl.rules.attention.weights import IneffectiveMask, SingleWeight, SoftmaxAxis
 from comgra_decl.rules.data.last_step import PaddedLastStep
+from comgra_decl.rules.structure.doubled import ConcatenatedWithItself
 from comgra_decl.rules.structure.views import ViewForPermute, moved
 from tests.rules.programs import BATCH, Tensor, findings, train, train_around
 
@@ -29,6 +30,10 @@ Between = Callable[[Tensor], Tensor]
         ([8, 16, 64], [8, 4, 16, 16], True),  # heads without a transpose
         ([8, 4, 16, 12], [8, 16, 48], True),  # and back
         ([8, 20, 64], [8, 64, 20], True),
+        ([8, 64, 4, 6], [8, 16, 8, 12], True),  # channels become height and width
+        ([8, 3, 9, 9], [8, 27, 3, 3], True),  # and back
+        ([8, 64, 4, 6], [8, 16, 16, 6], None),
+        ([8, 64, 1, 1], [8, 16, 2, 2], None),  # a map from a vector, as a generator begins
         ([32, 20, 64], [20, 32, 64], True),
         ([8, 16, 64], [8, 64, 16], False),  # perhaps merges four steps
         ([8, 16, 32], [8, 32, 16], None),  # or shifts by relative positions
@@ -62,6 +67,7 @@ MOVING: dict[str, tuple[Between, tuple[int, ...], str]] = {
     "image": (lambda x: x.reshape(BATCH, 3, 5, 5), (5, 5, 3), "warning"),
     "time": (lambda x: torch.reshape(x, (5, BATCH, 4)), (5, 4), "warning"),
     "heads": (lambda x: x.view(BATCH, 2, 5, 4), (5, 8), "warning"),
+    "upsampled": (lambda x: x.view(BATCH, 2, 4, 6), (8, 2, 3), "warning"),
     "ambiguous": (lambda x: x.view(BATCH, 12, 4), (4, 12), "hint"),
 }
 HARMLESS: dict[str, tuple[Between, tuple[int, ...]]] = {
@@ -70,6 +76,7 @@ HARMLESS: dict[str, tuple[Between, tuple[int, ...]]] = {
     "shuffle": (shuffled, (4, 6, 6)),
     "channels last": (lambda x: x.permute(0, 3, 1, 2).reshape(BATCH, 3, 25), (5, 5, 3)),
     "shifted": (lambda x: F.pad(x, (1, 0)).view(BATCH, 6, 5)[:, 1:], (5, 5)),  # rows, as in XL
+    "pixel shuffle": (lambda x: F.pixel_shuffle(x, 2), (8, 2, 3)),
     "merged": (lambda x: x.reshape(BATCH, 2, 12), (4, 6)),
 }
 
@@ -86,6 +93,31 @@ def test_a_view_in_place_of_a_permutation_is_found(name: str) -> None:
 def test_views_that_split_and_merge_are_not(name: str) -> None:
     between, shape = HARMLESS[name]
     assert not findings(ViewForPermute(), lambda: train_around(between, *shape))
+
+
+# -- concatenations ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("between", "shape", "copies"),
+    [
+        (lambda x: torch.cat([x, x], 1), (8, 2, 3), 2),
+        (lambda x: torch.cat((x, x, x), dim=-1), (3, 5), 3),
+        (lambda x: torch.cat([x, x.flip(1)], 1), (8, 2, 3), None),
+        (lambda x: torch.cat([x, -x], 1), (8, 2, 3), None),  # a concatenated ReLU
+        (lambda x: torch.cat([x, x, 2 * x], 1), (8, 2, 3), None),
+        (lambda x: torch.cat([x, x, x], 1), (1, 5, 5), None),  # gray as three colours
+        (lambda x: torch.cat([x, x])[:BATCH], (8,), None),  # along the batch
+        (lambda x: x * torch.cat([torch.ones(4)] * 2), (8,), None),  # no gradient: rotary angles
+        (lambda x: torch.cat([x], 1), (8,), None),
+    ],
+)
+def test_a_tensor_joined_with_itself(
+    between: Between, shape: tuple[int, ...], copies: int | None
+) -> None:
+    found = findings(ConcatenatedWithItself(), lambda: train_around(between, *shape))
+    assert [finding.evidence["copies"] for finding in found] == ([copies] if copies else [])
+    assert all("test_calls_tell.py" in finding.message for finding in found)
 
 
 # -- softmaxes -----------------------------------------------------------------------------------

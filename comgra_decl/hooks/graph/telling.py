@@ -105,9 +105,16 @@ class Telling:
             if not (source <= target or target <= source):  # more than a split or a merge
                 self._note("reshape", source=[*given.shape], target=[*result.shape])
 
-    def _join(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
-        if isinstance(result, torch.Tensor):
-            self._joined[id(result)] = weakref.ref(result)
+    def _join(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        if not isinstance(result, torch.Tensor):
+            return
+        self._joined[id(result)] = weakref.ref(result)
+        parts = args[0] if isinstance(args[0], (list, tuple)) else ()
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+        if name != "pad" and len(parts) > 1 and isinstance(dim, int) and result.requires_grad:
+            first = parts[0]
+            if all(part is first for part in parts[1:]):
+                self._note("doubled", shape=[*first.shape], dim=dim % result.dim(), count=len(parts))
 
     # -- softmaxes and what they weigh ------------------------------------------------------------
 

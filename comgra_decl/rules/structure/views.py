@@ -21,7 +21,10 @@ class ViewForPermute(Rule):
         "another position, such as [batch, height, width, 3] as [batch, 3, height, width], or "
         "[batch, positions, heads * size] as [batch, heads, positions, size]. A view does not move "
         "elements, so the values of different positions are mixed. Dimensions of size 1 are "
-        "ignored, and shapes are compared between common boundaries. If one of two swapped "
+        "ignored, and shapes are compared between common boundaries. A view may also not exchange "
+        "channels for height and width, such as [batch, 4 * channels, height, width] as [batch, "
+        "channels, 2 * height, 2 * width]: it cuts maps into rows instead of interleaving their "
+        "pixels. If one of two swapped "
         "dimensions is a multiple of the other, the view may also merge neighbouring dimensions. "
         "Such a case is only a hint, and it is not reported if one of the two is the batch or "
         "twice as large as the other. Results of `cat` and `pad` are ignored, because a view of a "
@@ -33,7 +36,8 @@ class ViewForPermute(Rule):
     )
     advice = (
         "Use `permute` or `transpose` to reorder dimensions, and `reshape` only to split or merge "
-        "neighbouring ones. For heads: `x.view(B, T, H, D).transpose(1, 2)`."
+        "neighbouring ones. For heads: `x.view(B, T, H, D).transpose(1, 2)`. To exchange channels "
+        "for height and width, use `F.pixel_shuffle` or `F.pixel_unshuffle`."
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -54,8 +58,12 @@ class ViewForPermute(Rule):
                 place=Place(str(fact.get("where") or "view")),
                 first_step=0,
                 message=f"A view of shape {fact['source']} as {fact['target']} in {fact['where']} "
-                "mixes positions: it reorders the dimensions but not the elements. A permute or "
-                "transpose was probably intended.",
+                "mixes positions: it reorders the dimensions but not the elements. "
+                + (
+                    "A pixel shuffle was probably intended."
+                    if _is_shuffle(fact["source"], fact["target"])
+                    else "A permute or transpose was probably intended."
+                ),
                 severity="warning" if sure else "hint",
                 certainty=self.certainty if sure else 0.5,
                 evidence={"from": str(fact["source"]), "to": str(fact["target"])},
@@ -78,9 +86,20 @@ def moved(
         target: the shape after.
         batches: sizes of batches; a doubtful move of such a dimension does not count.
     """
+    if _is_shuffle(source, target):
+        return True
     found = [_of_group(*group, batches) for group in _groups(source, target)]
     doubts = [each for each in found if each is not None]
     return max(doubts) if doubts else None
+
+
+def _is_shuffle(source: Sequence[int], target: Sequence[int]) -> bool:
+    """Returns whether [..., c * r * r, h, w] is viewed as [..., c, h * r, w * r], or the reverse."""
+    if len(source) != len(target) or len(source) < 4 or source[:-3] != target[:-3]:
+        return False
+    one, two = sorted((tuple(source[-3:]), tuple(target[-3:])), key=lambda shape: shape[1])
+    rise = two[1] // one[1] if one[1] else 1
+    return rise > 1 and two == (one[0] // rise**2, one[1] * rise, one[2] * rise) and one[1] > 1
 
 
 Group = tuple[list[int], list[int]]
