@@ -341,6 +341,8 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 
 - "reshape": a view of shape "source" as "target" that neither only splits nor only merges
   dimensions.
+- "frozen batch norm": a batch norm whose weight needs no gradient normalizes "channels" over the
+  "values" of a batch, and updates its running statistics.
 - "doubled": `cat` joins "count" times the same tensor of "shape" along "dim".
 - "single": a softmax of "shape" over its dimension "dim", which has size 1.
 - "weighs": a matrix product or einsum with the result of a softmax of "shape" over "dim", and the

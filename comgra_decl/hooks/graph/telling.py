@@ -114,7 +114,19 @@ class Telling:
         if name != "pad" and len(parts) > 1 and isinstance(dim, int) and result.requires_grad:
             first = parts[0]
             if all(part is first for part in parts[1:]):
-                self._note("doubled", shape=[*first.shape], dim=dim % result.dim(), count=len(parts))
+                self._note(
+                    "doubled", shape=[*first.shape], dim=dim % result.dim(), count=len(parts)
+                )
+
+    def _normalise(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """Note batch norms whose frozen layers still update their running statistics."""
+        names = ("input", "running_mean", "running_var", "weight", "bias", "training")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        running, weight = given.get("running_mean"), given.get("weight")
+        frozen = isinstance(weight, torch.Tensor) and not weight.requires_grad
+        if isinstance(running, torch.Tensor) and frozen and given.get("training") is True:
+            samples = result.numel() // max(1, running.numel())
+            self._note("frozen batch norm", channels=running.numel(), values=samples)
 
     # -- softmaxes and what they weigh ------------------------------------------------------------
 
@@ -398,6 +410,7 @@ _Reader = Callable[[Telling, str, Args, Kwargs, Any], None]
 _READ: dict[str, _Reader] = {
     **dict.fromkeys(("view", "reshape"), Telling._reshape),
     **dict.fromkeys(("pad", "cat", "concat"), Telling._join),
+    "batch_norm": Telling._normalise,
     "softmax": Telling._softmax,
     **dict.fromkeys(("masked_fill", "masked_fill_"), Telling._fill),
     "where": Telling._choose,

@@ -83,7 +83,13 @@ class VanishingGradient(SlotRule):
         "Between this layer and the loss, use normalization, residual connections or another "
         "activation function (ReLU, GELU), or use He or Glorot initialization."
     )
-    explained_by = ("nonfinite", "saturated", "dead_units", "poor_initialisation")
+    explained_by = (
+        "nonfinite",
+        "saturated",
+        "dead_units",
+        "poor_initialisation",
+        "cooperating_networks",
+    )
     explained_by_earlier = ("shrinking_weight",)
     Parameters = VanishingParameters
     of_state = True

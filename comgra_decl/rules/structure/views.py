@@ -94,7 +94,7 @@ def moved(
 
 
 def _is_shuffle(source: Sequence[int], target: Sequence[int]) -> bool:
-    """Returns whether [..., c * r * r, h, w] is viewed as [..., c, h * r, w * r], or the reverse."""
+    """Whether a view changes [..., c * r * r, h, w] to [..., c, h * r, w * r], or the reverse."""
     if len(source) != len(target) or len(source) < 4 or source[:-3] != target[:-3]:
         return False
     one, two = sorted((tuple(source[-3:]), tuple(target[-3:])), key=lambda shape: shape[1])
