@@ -13,6 +13,7 @@ from torch import nn
 from comgra_decl.rules.attention.weights import IneffectiveMask, SingleWeight, SoftmaxAxis
 from comgra_decl.rules.data.last_step import PaddedLastStep
 from comgra_decl.rules.structure.doubled import ConcatenatedWithItself
+from comgra_decl.rules.structure.settings import FrozenBatchNorm
 from comgra_decl.rules.structure.views import ViewForPermute, moved
 from tests.rules.programs import BATCH, Tensor, findings, train, train_around
 
@@ -93,6 +94,34 @@ def test_a_view_in_place_of_a_permutation_is_found(name: str) -> None:
 def test_views_that_split_and_merge_are_not(name: str) -> None:
     between, shape = HARMLESS[name]
     assert not findings(ViewForPermute(), lambda: train_around(between, *shape))
+
+
+# -- frozen batch norms ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frozen", "trains", "expected"),
+    [
+        ("layer", True, ["0"]),
+        ("layer", False, []),
+        ("nothing", True, []),
+        ("head", True, []),
+        ("copy", True, []),  # a target network, whose statistics may follow its own batches
+    ],
+)
+def test_frozen_batch_norms_that_still_move(frozen: str, trains: bool, expected: list[str]) -> None:
+    def program() -> None:
+        layer, head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+        model, copy = nn.Sequential(layer, head), nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2))
+        layer.train(trains)
+        {"layer": layer, "head": head, "copy": copy, "nothing": nn.ReLU()}[frozen].requires_grad_(
+            False
+        )
+        x = torch.randn(BATCH, 3)
+        train(model, lambda net: (net(x) - copy(x)).square().sum())
+
+    found = findings(FrozenBatchNorm(), program)
+    assert [str(f.place.node).rpartition(".")[2] for f in found if f.place] == expected
 
 
 # -- concatenations ------------------------------------------------------------------------------

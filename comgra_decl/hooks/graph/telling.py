@@ -120,13 +120,12 @@ class Telling:
 
     def _normalise(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
         """Note batch norms whose frozen layers still update their running statistics."""
-        names = ("input", "running_mean", "running_var", "weight", "bias", "training")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        running, weight = given.get("running_mean"), given.get("weight")
+        running = kwargs.get("running_mean", args[1] if len(args) > 1 else None)
+        weight = kwargs.get("weight")  # F.batch_norm gets it by name, torch.batch_norm does not
         frozen = isinstance(weight, torch.Tensor) and not weight.requires_grad
-        if isinstance(running, torch.Tensor) and frozen and given.get("training") is True:
-            samples = result.numel() // max(1, running.numel())
-            self._note("frozen batch norm", channels=running.numel(), values=samples)
+        if isinstance(running, torch.Tensor) and frozen and kwargs.get("training") is True:
+            values = result.numel() // max(1, running.numel())
+            self._note("frozen batch norm", channels=running.numel(), values=values)
 
     # -- softmaxes and what they weigh ------------------------------------------------------------
 
