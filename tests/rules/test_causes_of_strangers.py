@@ -730,3 +730,35 @@ def test_other_tensors_with_gradients_are_not_unregistered(
 ) -> None:
     model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1))
     assert "unregistered_parameter" not in found(tmp_path, partial(fit, model, make(), steps=8))
+
+
+@pytest.mark.parametrize(
+    ("moves", "views", "rules"),
+    [
+        ("slowly", 2, set()),
+        ("never", 2, {"lagging_copy"}),
+        ("slowly", 1, {"identical_views"}),
+        ("as one", 1, set()),  # without a teacher, a second call may serve a penalty
+    ],
+)
+def test_symmetric_self_distillation(
+    moves: str, views: int, rules: set[str], tmp_path: Path
+) -> None:
+    def training() -> None:
+        online, predictor = mlp(4, 3), mlp(3, 3)
+        teacher = online if moves == "as one" else deepcopy(online).requires_grad_(False)
+        parameters = [*online.parameters(), *predictor.parameters()]
+        optimizer = torch.optim.Adam(parameters, 0.01)
+        for _ in range(110):
+            one = torch.randn(16, 4)
+            two = one if views == 1 else one + 0.1 * torch.randn(16, 4)
+            optimizer.zero_grad()
+            loss = F.mse_loss(predictor(online(one)), teacher(two).detach())
+            (loss + F.mse_loss(predictor(online(two)), teacher(one).detach())).backward()
+            optimizer.step()
+            if moves == "slowly":
+                with torch.no_grad():
+                    for old, new in zip(teacher.parameters(), online.parameters(), strict=True):
+                        old.lerp_(new, 0.1)
+
+    assert found(tmp_path, training).keys() & {"lagging_copy", "identical_views"} == rules

@@ -7,7 +7,16 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.rules.api import Finding, Patient, Rule, Scene, Window, per_run
+from comgra_decl.rules.api import (
+    Finding,
+    Patient,
+    Rule,
+    Scene,
+    SlotKey,
+    Window,
+    per_run,
+    trained_models,
+)
 
 _NAMES = ("mean", "std", "l2", "abs_mean", "min", "max")
 
@@ -20,7 +29,9 @@ class IdenticalViews(Rule):
     definition = (
         "In `patience` consecutive records, a model is called twice in a step with gradients. "
         "The inputs to the two calls have exactly the same statistics, and so do the outputs, "
-        "although the samples differ from each other. The gradient at both outputs is not zero. "
+        "although the samples differ from each other. If both calls receive one and the same "
+        "tensor, an untrained model of the same class (a teacher) must also be called twice. The "
+        "gradient at both outputs is not zero. "
         "The two augmented views, or the two sides of a pair, are then identical."
     )
     source = (
@@ -41,13 +52,13 @@ class IdenticalViews(Rule):
         pairs = [*_pairs(self.scene, window)]
         if "mean" not in names or not pairs:
             return
-        shown = _entered(window)
+        shown, single = _entered(window), _of_one_input(self.scene, window)
         for node, one, two, a, b in pairs:
             same = self._same(window, names, one, two)
             for first, second in shown:
                 there = window.present[:, first] & window.present[:, second]
                 same &= ~there | self._same(window, names, first, second)
-            same &= np.array([bool(shown)] * len(window))
+            same &= single | bool(shown)
             if "l2" in names:
                 size = window.read("l2", np.array([a, b]), "abs_max")
                 same &= (size > 0).all(1)
@@ -120,3 +131,37 @@ def _entered(window: Window) -> list[tuple[int, int]]:
             found.setdefault(info.key.role, []).append((info.key.iteration, info.id))
     pairs = [sorted(known) for known in found.values() if len(known) == 2]
     return [(known[0][1], known[1][1]) for known in pairs]
+
+
+def _of_one_input(scene: Scene, window: Window) -> NDArray[np.bool_]:
+    """Returns the records in which a teacher and its student receive only one tensor."""
+    if not _has_teacher(scene, window):
+        return np.zeros(len(window), np.bool_)
+    graphs = scene.structures.items()
+    single = {
+        name
+        for name, graph in graphs
+        if len({a for a, _, _ in graph.edges if graph.kinds[a] == "input"}) == 1
+    }
+    return np.array([name in single for name in window.structures] or [False] * len(window))
+
+
+def _has_teacher(scene: Scene, window: Window) -> bool:
+    """Returns whether an untrained model of the class of a trained one is called exactly twice.
+
+    Then both calls of the trained one should receive different views. Without such a model, a
+    second call with the same tensor may have another purpose, such as a gradient penalty.
+    """
+    trained, by_key = trained_models(scene), window.table.by_key
+    roots = {
+        str(module["node"]): module["class"]
+        for module in scene.documents.get("modules") or []
+        if not module["path"]
+    }
+    for node, kind in roots.items():
+        if node not in trained and kind in {roots[name] for name in trained}:
+            for pass_ in ("forward", "no_grad"):
+                calls = [SlotKey(node, "output", number, pass_) in by_key for number in range(3)]
+                if calls == [True, True, False]:
+                    return True
+    return False

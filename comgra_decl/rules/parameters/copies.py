@@ -45,6 +45,7 @@ class Model:
 
     kind: str
     trained: bool = False
+    frozen: bool = True  # no parameter needs a gradient
     slots: dict[tuple[str, str], int] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
 
@@ -61,7 +62,9 @@ class LaggingCopy(Rule):
         f"l2 norms of the trained model's parameters have changed by at least {_MOVED:.0%}, and "
         "those of the copy by less than `share` of this change. In training steps, the copy is "
         "called without gradients, and its inputs differ from those of the trained model, as is "
-        "usual for a target network."
+        "usual for a target network. A frozen copy that is called like the trained model is "
+        "reported only if it has not changed at all and both models receive the same two inputs in "
+        "opposite order, as in symmetric self-distillation (BYOL)."
     )
     source = (
         "Mnih et al., Human-level control (2015): over millions of steps, the trained network is "
@@ -116,13 +119,17 @@ class LaggingCopy(Rule):
             for other, model in models.items():
                 if copy.trained or not model.trained or not _are_alike(scene, copy, model):
                     continue
-                found = self._lags(scene, copy, model)
+                crossed = _are_crossed(scene, copy, model)
+                found = self._lags(scene, copy, model, crossed=crossed)
                 if found is not None:
                     return [self._report(scene, name, other, found)]
         return []
 
-    def _lags(self, scene: Scene, copy: Model, model: Model) -> float | None:
-        if not copy.nodes & self._trains or self._other_inputs <= _OFTEN:
+    def _lags(
+        self, scene: Scene, copy: Model, model: Model, *, crossed: bool = False
+    ) -> float | None:
+        apart = copy.nodes & self._trains and self._other_inputs > _OFTEN
+        if not apart and not crossed:
             return None
         mine = np.array([copy.slots[key] for key in copy.slots])
         its = np.array([model.slots[key] for key in copy.slots])
@@ -134,7 +141,7 @@ class LaggingCopy(Rule):
         copied = np.nansum(np.abs(start - first)) < self.parameters.share * far
         if not copied and not self._is_random(scene, mine):
             return None
-        return float(moved / far)
+        return float(moved / far) if apart or not moved else None
 
     def _is_random(self, scene: Scene, at: Slots) -> bool:
         """Whether all larger weights are uniform in ±1/sqrt(fan in), PyTorch's initialization."""
@@ -189,10 +196,25 @@ def _models(scene: Scene) -> dict[str, Model]:
         model.nodes.add(node)
         for key, facts in module["parameters"].items():
             model.trained = model.trained or bool(facts.get("optimized", True))
+            model.frozen = model.frozen and not facts.get("trainable", True)
             slot = slots.get((node, key))
             if slot is not None:
                 model.slots[str(module["path"]), key] = slot
     return found
+
+
+def _are_crossed(scene: Scene, copy: Model, model: Model) -> bool:
+    """Returns whether a model and its frozen copy receive two inputs in opposite order."""
+    for structure in scene.structures.values() if copy.frozen else ():
+        given: list[dict[int, set[int]]] = [{}, {}]  # inputs by call
+        for a, b, _ in structure.edges:
+            for calls, nodes in zip(given, (copy.nodes, model.nodes), strict=True):
+                if structure.kinds[a] == "input" and structure.keys[b].node in nodes:
+                    calls.setdefault(structure.keys[b].iteration, set()).add(a)
+        mine, its = given
+        if {*mine} == {*its} == {0, 1} and mine[0] == its[1] != mine[1] == its[0]:
+            return True
+    return False
 
 
 def _are_alike(scene: Scene, copy: Model, model: Model) -> bool:
