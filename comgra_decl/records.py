@@ -343,6 +343,7 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   dimensions.
 - "frozen batch norm": a batch norm whose weight needs no gradient normalizes "channels" over the
   "values" of a batch, and updates its running statistics.
+- "root of zero": a root of a tensor of "shape", of which "zeros" elements are exactly 0.
 - "doubled": `cat` joins "count" times the same tensor of "shape" along "dim".
 - "single": a softmax of "shape" over its dimension "dim", which has size 1.
 - "weighs": a matrix product or einsum with the result of a softmax of "shape" over "dim", and the

@@ -762,3 +762,64 @@ def test_symmetric_self_distillation(
                         old.lerp_(new, 0.1)
 
     assert found(tmp_path, training).keys() & {"lagging_copy", "identical_views"} == rules
+
+
+# -- roots and contrastive targets -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("root", "same", "expected"),
+    [
+        (torch.sqrt, True, True),
+        (lambda squared: squared**0.5, True, True),
+        (torch.sqrt, False, False),
+        (lambda squared: (squared + 1e-6).sqrt(), True, False),
+        (lambda squared: squared.pow(2), True, False),
+    ],
+)
+def test_the_root_of_a_distance_of_zero(
+    root: Callable[[Tensor], Tensor], same: bool, expected: bool, tmp_path: Path
+) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        one, two = torch.randn(16, 5), torch.randn(16, 5)
+        if same:
+            two[3] = one[3]  # a pair of a sample with itself
+        return root((model(one) - model(two)).square().sum(1)).square().mean()
+
+    findings = found(tmp_path, lambda: fit(mlp(5, 4), loss_of))
+    assert ("root_of_zero" in findings) is expected
+    if expected:
+        assert findings["root_of_zero"].evidence["zeros"] == 1
+        assert findings["nonfinite"].because is not None
+
+
+@pytest.mark.parametrize(
+    ("target", "masked", "expected"),
+    [("self", False, True), ("other", False, False), ("other", True, False)],
+)
+def test_contrastive_targets_on_the_diagonal(
+    target: str, masked: bool, expected: bool, tmp_path: Path
+) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        x = torch.randn(12, 5)
+        views = torch.cat([x, x + 0.1 * torch.randn(12, 5)])
+        z = F.normalize(model(views), dim=1)
+        similarity = z @ z.T / 0.2
+        if masked:
+            similarity = similarity.masked_fill(torch.eye(24, dtype=torch.bool), -1e9)
+        own = torch.arange(24)
+        return F.cross_entropy(similarity, own if target == "self" else own.roll(12))
+
+    findings = found(tmp_path, lambda: fit(mlp(5, 4), loss_of))
+    assert ("self_as_target" in findings) is expected
+    if expected:
+        assert findings["self_as_target"].evidence["logit"] == pytest.approx(5, rel=1e-3)  # 1 / 0.2
+
+
+def test_views_of_two_encoders_are_compared_on_the_diagonal(tmp_path: Path) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        x = torch.randn(12, 5)
+        a, b = (F.normalize(model(x + 0.1 * torch.randn(12, 5)), dim=1) for _ in range(2))
+        return F.cross_entropy(a @ b.T / 0.2, torch.arange(12))
+
+    assert "self_as_target" not in found(tmp_path, lambda: fit(mlp(5, 4), loss_of))

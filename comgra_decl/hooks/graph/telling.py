@@ -21,6 +21,7 @@ import torch
 
 from comgra_decl.hooks.frames import OUR_FOLDER, TORCH_FOLDER
 from comgra_decl.hooks.graph.calls import tensors_of
+from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_readable
 
@@ -126,6 +127,17 @@ class Telling:
         if isinstance(running, torch.Tensor) and frozen and kwargs.get("training") is True:
             values = result.numel() // max(1, running.numel())
             self._note("frozen batch norm", channels=running.numel(), values=values)
+
+    def _root(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        """Note roots of elements that are exactly zero, where the derivative is infinite."""
+        given, power = args[0], args[1] if len(args) > 1 else 0.5
+        root = name == "sqrt" or (isinstance(power, float) and 0 < power < 1)
+        if not root or not isinstance(given, torch.Tensor) or not given.requires_grad:
+            return
+        if 0 < given.numel() <= _MOST_ELEMENTS and not given.is_complex() and not is_capturing():
+            zeros = int((given == 0).sum())
+            if zeros:
+                self._note("root of zero", zeros=zeros, shape=[*given.shape])
 
     # -- softmaxes and what they weigh ------------------------------------------------------------
 
@@ -410,6 +422,7 @@ _READ: dict[str, _Reader] = {
     **dict.fromkeys(("view", "reshape"), Telling._reshape),
     **dict.fromkeys(("pad", "cat", "concat"), Telling._join),
     "batch_norm": Telling._normalise,
+    **dict.fromkeys(("sqrt", "pow", "__pow__"), Telling._root),
     "softmax": Telling._softmax,
     **dict.fromkeys(("masked_fill", "masked_fill_"), Telling._fill),
     "where": Telling._choose,

@@ -71,6 +71,7 @@ class Nonfinite(SlotRule):
         "precision, or a learning rate that is too high. Add an epsilon, clamp values, clip "
         "gradients, or lower the learning rate."
     )
+    explained_by = ("root_of_zero",)
     explained_by_earlier = ("negative_loss",)
     Parameters = NonfiniteParameters
     hints_explain = False

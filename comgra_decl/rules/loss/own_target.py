@@ -1,0 +1,117 @@
+"""Contrastive losses that ask each sample to recognize itself."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.rules.api import (
+    CLASSIFICATION,
+    Count,
+    Finding,
+    LossCall,
+    Patient,
+    Rule,
+    Scene,
+    Window,
+    calls_missing,
+    per_run,
+    prediction_of,
+    read_rows,
+    target_of,
+    values_of,
+)
+
+_SAME = 1e-4  # relative difference of similarities that count as the same
+
+
+class SelfAsTargetParameters(Patient):
+    """Options of `self_as_target`."""
+
+    patience: Count = 5
+    """Number of records that must meet the condition; only some records are checked."""
+
+
+class SelfAsTarget(Rule):
+    """Contrastive losses in which each sample's target is the sample itself."""
+
+    name = "self_as_target"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "A classification compares n samples with n classes, and in all checked records, at least "
+        "`patience`, the logit of the target has the same value for all samples and is larger than "
+        "all other logits. These are the similarities of each sample to itself, "
+        "which are constant if vectors are normalized: the targets are on the diagonal of a "
+        "matrix that compares samples with themselves."
+    )
+    source = (
+        "Chen et al., A Simple Framework for Contrastive Learning (2020), equation 1: a sample's "
+        "similarity to itself is excluded. Our own definition."
+    )
+    advice = (
+        "Mask the diagonal with -inf before the softmax, and make the index of the other view the "
+        "target: torch.arange(2 * n).roll(n) for torch.cat([a, b])."
+    )
+    Parameters = SelfAsTargetParameters
+
+    _values: dict[LossCall, list[float]] = per_run(dict)  # the common logit in each record
+    _first: dict[LossCall, int] = per_run(dict)
+    _others: set[LossCall] = per_run(set)  # calls whose targets had different logits
+
+    def look(self, window: Window) -> None:
+        """Compares the logits of targets."""
+        for call in [*self.scene.calls]:
+            shape = call.prediction.shape
+            square = len(shape) == 2 and shape[0] == shape[1] == call.target.elements > 2
+            if not square or call.function not in CLASSIFICATION or call in self._others:
+                continue
+            slots = prediction_of(self.scene, call), target_of(self.scene, call)
+            for row in read_rows(window).tolist():
+                logits, targets = (
+                    None if slot is None else values_of(window, row, slot) for slot in slots
+                )
+                if logits is not None and targets is not None and call not in self._others:
+                    self._compare(call, int(window.steps[row]), logits, targets)
+
+    def _compare(
+        self,
+        call: LossCall,
+        step: int,
+        logits: NDArray[np.float64],
+        targets: NDArray[np.float64],
+    ) -> None:
+        chosen = targets.reshape(-1).astype(np.int64)
+        if logits.shape != (len(chosen), call.prediction.shape[1]) or len(chosen) < 2:
+            return
+        own = np.take_along_axis(logits, chosen[:, None], 1)
+        others = logits.copy()
+        np.put_along_axis(others, chosen[:, None], -np.inf, 1)
+        known = self._values.setdefault(call, [])
+        common = known[0] if known else float(own[0, 0])
+        same = np.abs(own - common) <= _SAME * abs(common)
+        if not same.all() or not (own > others).all():
+            self._others.add(call)
+        known.append(common)
+        self._first.setdefault(call, step)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first such loss."""
+        for call, values in self._values.items():
+            if call in self._others or len(values) < self.parameters.patience:
+                continue
+            return [
+                self.finding(
+                    scene,
+                    first_step=self._first[call],
+                    message=f"In {call.function} of {call.prediction.shape[0]} samples and as many "
+                    f"classes, the logit of the target is always {values[0]:.4g} and the largest "
+                    "one: each sample's target is the sample itself, so nothing has to be learned.",
+                    evidence={"logit": values[0], "records": len(values)},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return calls_missing(scene)
