@@ -797,13 +797,15 @@ def test_the_root_of_a_distance_of_zero(
     ("target", "masked", "expected"),
     [("self", False, True), ("other", False, False), ("other", True, False)],
 )
+@pytest.mark.parametrize("at_once", [True, False])  # False: the batch is no dimension of the logits
 def test_contrastive_targets_on_the_diagonal(
-    target: str, masked: bool, expected: bool, tmp_path: Path
+    at_once: bool, target: str, masked: bool, expected: bool, tmp_path: Path
 ) -> None:
     def loss_of(model: nn.Module) -> Tensor:
         x = torch.randn(12, 5)
-        views = torch.cat([x, x + 0.1 * torch.randn(12, 5)])
-        z = F.normalize(model(views), dim=1)
+        views = x, x + 0.1 * torch.randn(12, 5)
+        z = model(torch.cat(views)) if at_once else torch.cat([model(view) for view in views])
+        z = F.normalize(z, dim=1)
         similarity = z @ z.T / 0.2
         if masked:
             similarity = similarity.masked_fill(torch.eye(24, dtype=torch.bool), -1e9)
@@ -816,7 +818,7 @@ def test_contrastive_targets_on_the_diagonal(
         assert findings["self_as_target"].evidence["logit"] == pytest.approx(5, rel=1e-3)  # 1 / 0.2
 
 
-def test_views_of_two_encoders_are_compared_on_the_diagonal(tmp_path: Path) -> None:
+def test_two_views_are_compared_on_the_diagonal(tmp_path: Path) -> None:
     def loss_of(model: nn.Module) -> Tensor:
         x = torch.randn(12, 5)
         a, b = (F.normalize(model(x + 0.1 * torch.randn(12, 5)), dim=1) for _ in range(2))

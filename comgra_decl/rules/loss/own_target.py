@@ -43,7 +43,8 @@ class SelfAsTarget(Rule):
         "`patience`, the logit of the target has the same value for all samples and is larger than "
         "all other logits. These are the similarities of each sample to itself, "
         "which are constant if vectors are normalized: the targets are on the diagonal of a "
-        "matrix that compares samples with themselves."
+        "matrix that compares samples with themselves. If logits are not recorded by sample, the "
+        "targets must be 0, 1, ..., n - 1, and the largest logit must be the same in all records."
     )
     source = (
         "Chen et al., A Simple Framework for Contrastive Learning (2020), equation 1: a sample's "
@@ -71,8 +72,29 @@ class SelfAsTarget(Rule):
                 logits, targets = (
                     None if slot is None else values_of(window, row, slot) for slot in slots
                 )
-                if logits is not None and targets is not None and call not in self._others:
+                if targets is None or call in self._others:
+                    continue
+                if logits is None and slots[0] is not None:
+                    logits = self._diagonal(window, row, slots[0], targets)
+                if logits is not None:
                     self._compare(call, int(window.steps[row]), logits, targets)
+
+    def _diagonal(
+        self, window: Window, row: int, slot: int, targets: NDArray[np.float64]
+    ) -> NDArray[np.float64] | None:
+        """Returns logits with the same maximum as those recorded, all of it on the diagonal.
+
+        Of a matrix that is not recorded by sample, only its largest element is known. If the
+        targets are on the diagonal and this element never changes, it is the similarity of samples
+        to themselves.
+        """
+        there = window.has("max") and bool(window.present[row, slot])
+        if not there or not np.array_equal(targets.reshape(-1), np.arange(targets.size)):
+            return None
+        largest = float(window.read("max", np.array([slot]))[row, 0])
+        logits = np.full((targets.size, targets.size), -np.inf)
+        np.fill_diagonal(logits, largest)
+        return logits
 
     def _compare(
         self,
