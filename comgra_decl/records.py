@@ -344,6 +344,8 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "frozen batch norm": a batch norm whose weight needs no gradient normalizes "channels" over the
   "values" of a batch, and updates its running statistics.
 - "root of zero": a root of a tensor of "shape", of which "zeros" elements are exactly 0.
+- "temperature": cosine similarities of samples to each other, of "shape", are multiplied by a
+  "factor" below 1.
 - "doubled": `cat` joins "count" times the same tensor of "shape" along "dim".
 - "single": a softmax of "shape" over its dimension "dim", which has size 1.
 - "weighs": a matrix product or einsum with the result of a softmax of "shape" over "dim", and the

@@ -825,3 +825,27 @@ def test_two_views_are_compared_on_the_diagonal(tmp_path: Path) -> None:
         return F.cross_entropy(a @ b.T / 0.2, torch.arange(12))
 
     assert "self_as_target" not in found(tmp_path, lambda: fit(mlp(5, 4), loss_of))
+
+
+@pytest.mark.parametrize(
+    ("scaled", "expected"),
+    [
+        (lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T * 0.1, True),
+        (lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T / 0.1, False),
+        (lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T * 10, False),
+        (lambda z: z @ z.T * 0.35, False),  # scores of dot products, as in attention
+    ],
+)
+def test_similarities_times_the_temperature(
+    scaled: Callable[[Tensor], Tensor], expected: bool, tmp_path: Path
+) -> None:
+    def loss_of(model: nn.Module) -> Tensor:
+        x = torch.randn(12, 5)
+        z = model(torch.cat([x, x + 0.1 * torch.randn(12, 5)]))
+        similarity = scaled(z).masked_fill(torch.eye(24, dtype=torch.bool), -1e9)
+        return F.cross_entropy(similarity, torch.arange(24).roll(12))
+
+    findings = found(tmp_path, lambda: fit(mlp(5, 4), loss_of))
+    assert ("temperature_multiplied" in findings) is expected
+    if expected:
+        assert findings["temperature_multiplied"].evidence["factor"] == 0.1

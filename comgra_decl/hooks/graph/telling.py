@@ -28,6 +28,7 @@ from comgra_decl.stats.support import is_readable
 _MOST_FACTS = 64
 _MOST_ELEMENTS = 1 << 22  # of what is read per call
 _HOSTS = ("cpu", "meta")  # devices on which nobody waits
+_UNIT = 1e-3  # rounding of a cosine similarity, also in half precision
 _DEPTH = 30  # frames between a call and the program's line
 _NOT_THE_PROGRAM = (TORCH_FOLDER, OUR_FOLDER)
 
@@ -215,12 +216,26 @@ class Telling:
             if not isinstance(value, torch.Tensor) or not value.requires_grad:
                 continue
             if isinstance(other, (int, float)):
+                self._temper(value, float(other))
                 self._inherit(name, (value,), {}, result)
             elif isinstance(other, torch.Tensor) and not other.requires_grad and not _is_odd(other):
                 self._mask_again(value)
                 mask = _zeros_of(other) if value.dim() >= 2 else None
                 if mask is not None and result.requires_grad:
                     self._masked[id(result)] = weakref.ref(result), mask, 0.0
+
+    def _temper(self, similarities: torch.Tensor, factor: float) -> None:
+        """Note cosine similarities of samples to each other that are multiplied by less than 1."""
+        shape = similarities.shape
+        square = len(shape) == 2 and shape[0] == shape[1] > 2
+        if not square or not 0 < factor < 1 or similarities.numel() > _MOST_ELEMENTS:
+            return
+        if similarities.is_complex() or is_capturing():
+            return
+        diagonal = similarities.detach().diagonal()
+        low, high = (float(x) for x in similarities.detach().aminmax())
+        if float((diagonal - 1).abs().max()) < _UNIT and low > -1 - _UNIT and high < 1 + _UNIT:
+            self._note("temperature", factor=factor, shape=[*shape])
 
     def _mask_again(self, weights: torch.Tensor) -> None:
         known = self._known(weights)

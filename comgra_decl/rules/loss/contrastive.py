@@ -1,4 +1,4 @@
-"""Contrastive losses that ask each sample to recognize itself."""
+"""Contrastive losses that cannot teach what they should."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from comgra_decl.rules.api import (
     Finding,
     LossCall,
     Patient,
+    Place,
     Rule,
     Scene,
     Window,
@@ -130,6 +131,50 @@ class SelfAsTarget(Rule):
                     f"classes, the logit of the target is always {values[0]:.4g} and the largest "
                     "one: each sample's target is the sample itself, so nothing has to be learned.",
                     evidence={"logit": values[0], "records": len(values)},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Returns why the rule could not check the run."""
+        return calls_missing(scene)
+
+
+class TemperatureMultiplied(Rule):
+    """Contrastive losses that multiply similarities by the temperature."""
+
+    name = "temperature_multiplied"
+    certainty = 0.8
+    definition = (
+        "In the first records, a square matrix of cosine similarities (at most 1 in magnitude, "
+        "with ones on the diagonal) is multiplied by a number f below 1, and a classification has "
+        "logits of the same shape. The logits of a sample then differ by at most 2 f, so that the "
+        "loss stays close to ln(n), however similar the pairs are."
+    )
+    source = (
+        "Chen et al., A Simple Framework for Contrastive Learning (2020), equation 1: similarities "
+        "are divided by the temperature, for example 0.1. Our own definition."
+    )
+    advice = "Divide by the temperature: `similarity / 0.1`."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Returns a finding about the first such product."""
+        classified = {c.prediction.shape for c in scene.calls if c.function in CLASSIFICATION}
+        for fact in scene.telling:
+            shape = tuple(fact.get("shape") or ())
+            if fact.get("kind") != "temperature" or shape not in classified:
+                continue
+            factor = float(fact["factor"])
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(fact.get("where") or "mul")),
+                    first_step=0,
+                    message=f"{fact['where']} multiplies cosine similarities by {factor:.3g}. The "
+                    f"logits of {shape[0]} samples therefore differ by at most {2 * factor:.3g}, "
+                    "and the loss stays close to that of guessing. They were probably meant to be "
+                    "divided by this temperature.",
+                    evidence={"factor": factor},
                 )
             ]
         return []
