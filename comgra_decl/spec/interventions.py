@@ -172,11 +172,12 @@ class ProjectionChange(SpecModel):
     """Removes the component along a direction: x - (x·v / v·v) v."""
 
     project_off: Vector
-    """The direction: a list, the path of a .npy file, or {difference: [A, B]}, which is averaged
-    over all other dimensions."""
+    """The direction: a list, the path of a .npy file, or {difference: [A, B]}."""
 
     dim: Int = -1
-    """The dimension of the direction."""
+    """The dimension along which the direction lies, counted in the full tensor with its batch
+    dimension; -1 is the last. A direction with several dimensions belongs to the last ones of the
+    tensor, as in broadcasting, and is averaged over all of them except this one."""
 
     @model_validator(mode="after")
     def _has_a_direction(self) -> ProjectionChange:
@@ -284,6 +285,9 @@ class ChangeSpec(SpecModel):
         for name, part in self.parts.items():
             if part.dim == 0 and not self.of_parameters:
                 raise ValueError(f"parts.{name}: dimension 0 is that of the samples")
+        along = self.do.dim if isinstance(self.do, ProjectionChange) else None
+        if along == 0 and not self.of_parameters:
+            raise ValueError("do.dim: dimension 0 is that of the samples")
         return self
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from comgra_decl.hooks.probing.places import (
     picked,
     with_tensor,
 )
+from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.spec.interventions import NODE, FunctionChange, InterventionSpec
 
 _SAME = 1e-3
@@ -221,7 +222,7 @@ class _Tapping(Numbered):
         call, tensor = Call(path, self._edit.spec.role, number), found.tensor
         if not tensor.requires_grad:
             self.leaves.append(tensor.detach().requires_grad_())
-            tensor = self.leaves[-1].view_as(tensor)
+            tensor = self.leaves[-1].clone()  # unlike a view, the model may write to it
             value = with_tensor(value, found.tensor, tensor)
         self.values[call] = tensor.detach().clone()
         tensor.register_hook(lambda gradient: self._keep(call, gradient))
@@ -266,7 +267,9 @@ def _contribution(edit: Edit, call: Call, tapping: _Tapping, study: Study) -> to
     new = changed(edit.spec.do, old, study.clean.get(call), study.samples)
     edit.tally.add(old, new, None)
     gradient = tapping.gradients.get(call)
-    return torch.zeros_like(old) if gradient is None else gradient * (new - old)
+    if gradient is None:
+        return torch.zeros_like(old)
+    return widened(gradient) * (widened(new) - widened(old))
 
 
 def _by_place(

@@ -124,6 +124,12 @@ def call_named(function: BatchFunction | FunctionChange | FunctionMeasure, *argu
     return getattr(import_module(module), name)(*arguments, **(function.model_extra or {}))
 
 
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in at least float32, so that calculations with it are precise."""
+    precise = tensor.dtype in (torch.float32, torch.float64) or not tensor.is_floating_point()
+    return tensor if precise else tensor.float()
+
+
 def _called(function: BatchFunction) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     found = call_named(function)
     if not (isinstance(found, tuple) and len(found) == 3):
