@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from comgra_decl.errors import StoreError
 from comgra_decl.records import RESUMED, Note, ScalarBatch
 from comgra_decl.store import Reader, RunWriter
-from comgra_decl.store.appending import Past, append_to, discard_unused, last_step
+from comgra_decl.store.appending import append_to, discard_unused, last_step
 from comgra_decl.store.sessions import superseded
 from tests.store.truth import Truth, meta_of
 
