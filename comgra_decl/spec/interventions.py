@@ -189,7 +189,7 @@ class ProjectionChange(SpecModel):
 class FunctionChange(SpecModel):
     """Calls a custom function; other keys are its keyword arguments.
 
-    It receives the tensor and returns one of the same shape.
+    It receives a copy of the tensor and returns one of the same shape.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -252,8 +252,9 @@ class ChangeSpec(SpecModel):
 
     role: Annotated[str, Field(min_length=1)] = "output"
     """The tensor of each module, by its role: `output`, `output[1]`, `input`, `input.mask`, or a
-    parameter, such as `weight`; `parameter` for all of its own. If a module returns or receives
-    several tensors, `output` and `input` are the first floating-point one. A tied parameter changes
+    parameter, such as `weight`; `parameter` for all of its own, which do not include a weight that
+    weight norm or another parametrization computes. If a module returns or receives several
+    tensors, `output` and `input` are the first floating-point one. A tied parameter changes
     wherever it is used."""
 
     iteration: Annotated[Int, Field(ge=0)] | None = None
@@ -315,7 +316,7 @@ class DifferenceMeasure(SpecModel):
 class FunctionMeasure(SpecModel):
     """Calls a custom function; other keys are its keyword arguments.
 
-    It receives the model's output and returns one number per sample.
+    It receives a copy of the model's output and returns one number per sample.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -372,8 +373,8 @@ class InterventionSpec(ChangeSpec):
     `loss`."""
 
     estimate: Literal["gradient"] | None = None
-    """With `sweep`: `gradient` estimates all effects at once, from one pass with gradients, instead
-    of making each change (attribution patching)."""
+    """With `sweep`: `gradient` estimates all effects at once, from one forward pass with gradients,
+    instead of making each change (attribution patching)."""
 
     batch: Annotated[Int, Field(ge=1)] = 256
     """With `sweep`: the largest number of samples in a pass. In evaluation mode, one pass tries
