@@ -261,8 +261,7 @@ def of_images() -> dict[str, Any]:
     for seed, name in enumerate(("second", "first")):
         torch.manual_seed(seed)
         model = Images()
-        run, nodes = {"name": name}, {"all": EVERYTHING}
-        train(model, x, labels, nodes=nodes, run=run, **spec)
+        train(model, x, labels, nodes={"all": EVERYTHING}, run={"name": name}, **spec)
     run = comgra.open_run("runs/train/first")
     return {"run": run, "model": model, "x": x, "comgra": comgra, "np": np}
 

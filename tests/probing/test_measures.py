@@ -183,7 +183,7 @@ def test_a_share_needs_something_to_restore(tmp_path: Path) -> None:
     model, x = Net(torch.float32), torch.randn(COUNT, 4)
     with torch.no_grad():
         x[2] = 0
-        model.first.bias.zero_()  # halving it leaves this sample alone
+        dict(model.named_parameters())["first.bias"].zero_()  # halving it leaves this sample alone
     halved = {"select": "first", "do": {"scale": 0.5}}
     declared = {
         "nothing": {**SLIGHTLY, "sweep": "node"},
