@@ -43,10 +43,9 @@ def is_capturing() -> bool:
 
 def compiles_to_cuda_graphs() -> bool:
     """Return whether the program has compiled anything in a mode that uses CUDA graphs."""
-    compiler = loaded("eval_frame")
-    if compiler is None or not getattr(compiler, "cached_backends", None):
-        return False  # runs for every record, and reading inductor's settings is slow
     backends = _backends()
+    if not backends:
+        return False  # runs for every record, and reading inductor's settings is slow
     inductor = loaded("inductor_config")
     always = bool(getattr(getattr(inductor, "triton", None), "cudagraphs", False))
     return any(_makes_cuda_graphs(backend, always=always) for backend in backends)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
 from comgra_decl.hooks.schedule.agenda import TRAIN
@@ -122,6 +122,7 @@ class StepRecords:
         self._scalars = scalars
         self._unended = unended
         self._reporter = reporter
+        self._facts: dict[str, Any] = {}  # of the last record, by name
 
     @property
     def begun(self) -> bool:
@@ -330,7 +331,7 @@ class StepRecords:
             OBJECTIVES: capture.objectives,
             OPTIMIZERS: capture.optimizers,
         }
-        info.extra |= {name: known for name, known in facts.items() if known}
+        info.extra |= {name: self._shared(name, fact) for name, fact in facts.items() if fact}
         raw = capture.close(info, self._table)
         if training and info.mode == "train":
             declared.compiled.recorded(capture, info.step)
@@ -347,6 +348,18 @@ class StepRecords:
             self._reporter.warn(COMPILED_GRAPH)
         raw.documents = self._reporter.documents(tracer.called_tops, capture, info)
         self._sink(raw)
+
+    def _shared(self, name: str, fact: Any) -> Any:
+        """Return the fact of the last record if it is equal, so that records share one object.
+
+        Facts rarely change. Until records are written, unshared ones would double the number of
+        objects that wait, and with it how often Python's garbage collector visits all objects.
+        """
+        last = self._facts.get(name)
+        if last == fact:
+            return last
+        self._facts[name] = fact
+        return fact
 
     def _probe(self, probing: Probing, info: StepInfo, *, due: bool) -> None:
         """Run the probes after a scheduled step; a step that may still be dropped has none."""

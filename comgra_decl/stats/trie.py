@@ -102,7 +102,11 @@ class Node:
         "count",
         "device",
         "direct",
+        "dtype",
+        "following",
         "form",
+        "full",
+        "given",
         "group",
         "holder",
         "index",
@@ -121,6 +125,7 @@ class Node:
     def __init__(self, parent: Node | None = None) -> None:
         self.parent = parent
         self.children: dict[Hashable, Node] = {}
+        self.following: Node | None = None  # the child that came last, if it is `copied`
         self.form: Form | None = None
         self.index: int = -1 if parent is None else parent.index + 1
         self.used: dict[Group, int] = {} if parent is None else parent.used
@@ -128,6 +133,9 @@ class Node:
         self.group: Group | None = None
         self.direct = False  # a plain copy into the host's group suffices
         self.copied = 0  # bytes, if a contiguous tensor's memory equals its rows
+        self.full: torch.Size | None = None  # what `copied` applies to: a strided tensor of this
+        self.dtype: torch.dtype | None = None  # shape and dtype on the host, added with this
+        self.given: int | None = None  # batch dim
         self.kernel: Kernel | None = None  # reads contiguous tensors in place
         self.put_off = PutOff.UNKNOWN
         self.holder: Any = None  # the `DeviceStep` that may defer the tensor

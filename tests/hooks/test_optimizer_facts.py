@@ -57,6 +57,19 @@ def held(run: Recording) -> dict[str, bool]:
     }
 
 
+def test_records_share_a_fact_until_it_changes() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with recording(EVERYTHING) as run:
+        for i, _ in enumerate(steps(model, optimizer, 4)):
+            if i == 1:
+                optimizer.param_groups[0]["lr"] = 0.25
+    found = facts(run)
+    assert [group["lr"] for (one,) in found for group in one["groups"]] == [0.5, 0.5, 0.25, 0.25]
+    assert found[0] is found[1]
+    assert found[2] is found[3]
+
+
 def test_each_group_tells_what_it_is_set_to() -> None:
     model = Net()
     groups: list[dict[str, Any]] = [

@@ -18,6 +18,7 @@ from .recording import Tensors, check, ready, reduce, reducer
 
 KINDS: dict[str, tuple[tuple[int, ...], int | None, torch.dtype]] = {
     "activation": ((6, 10), 0, torch.float32),
+    "whole": ((6, 10), None, torch.float32),
     "wide": ((6, 90), 0, torch.float32),
     "bias": ((10,), None, torch.float32),
     "double": ((6, 10), 0, torch.float64),
