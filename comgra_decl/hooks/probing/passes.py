@@ -183,7 +183,9 @@ class Edit:
         with torch.no_grad():
             self.tally.add(tensor, new, where)
         # The model may view it as it views the original, and may write to it.
-        return torch.empty_like(tensor).copy_(new)
+        wanted = torch.empty_like(tensor, device="meta").stride()
+        own = where is not None and new.stride() == wanted
+        return new if own else torch.empty_like(tensor).copy_(new)
 
     def divisions(
         self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
