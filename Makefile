@@ -86,7 +86,7 @@ docs: $(VENV)/.test  ## regenerate the pages that come from the code and the mea
 	$(BIN)/python -m docs.reference
 
 site: $(VENV)/.test  ## build the documentation as a website that works without a network
-	$(BIN)/python -m docs.site
+	$(BIN)/python -m docs.site --gallery
 	@echo "Open site/index.html"
 
 clean:  ## remove the environment, caches and build outputs (recorded runs stay)

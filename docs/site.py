@@ -1,4 +1,4 @@
-"""Build the documentation as a website that works offline: `python -m docs.site`.
+"""Build the documentation as a website that works offline: `python -m docs.site [--gallery]`.
 
 MkDocs loads this file as a hook. Pages link to files outside `docs`, such as tests and figures.
 These files become part of the site, below `repository/`, so that every link leads somewhere without
@@ -12,6 +12,7 @@ import json
 import logging
 import posixpath
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ _NOT_IN_A_NAME = re.compile(r"[^\w\- ]")
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Name headings as GitHub does, because links in the pages work there, too."""
     config.mdx_configs["toc"]["slugify"] = _slug
+    if config.nav is not None and config.extra.get("gallery") is not None:
+        config.nav.insert(1, "gallery.md")
     return config
 
 
@@ -62,6 +65,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             files.append(new)
             if linked.endswith(".md"):
                 waiting.append(linked)
+    gallery = config.extra.get("gallery")
+    for path in [] if gallery is None else [*gallery.rglob("*.*")]:
+        name = path.relative_to(gallery).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
@@ -134,9 +141,19 @@ def main() -> None:
     """Build the site; fail if any link leads nowhere."""
     parser = argparse.ArgumentParser(prog="python -m docs.site", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "site")
-    options: dict[str, Any] = {"site_dir": str(parser.parse_args().folder.absolute())}
+    parser.add_argument("--gallery", nargs="*", metavar="BUG", help="add a gallery (default: all)")
+    options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, **options))
+    with tempfile.TemporaryDirectory() as folder:
+        gallery = None if options.gallery is None else Path(folder)
+        if gallery is not None:
+            from docs.gallery import SHOWN, write
+
+            write(gallery, names=options.gallery or [*SHOWN])
+        site: dict[str, Any] = {"site_dir": str(options.folder.absolute())}
+        config = load_config(str(ROOT / "mkdocs.yml"), strict=True, **site)
+        config.extra["gallery"] = gallery
+        build(config)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built in strict mode, in which a link that leads nowhere is an error."""
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "docs.site", str(folder)],
+        [sys.executable, "-m", "docs.site", str(folder), "--gallery", "softmax_twice"],
         cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
@@ -44,6 +44,14 @@ def test_tests_and_measurements_that_pages_name_are_in_the_site(site: Path) -> N
     test = Path("tests/export/test_tensorboard.py")
     assert (site / f"repository/{test}.txt").read_text() == (ROOT / test).read_text()
     assert (site / "repository/benchmarks/results/2026-11-24.html").is_file()
+
+
+def test_the_gallery_shows_what_was_found(site: Path) -> None:
+    assert "cross_entropy receives probabilities" in (site / "gallery.html").read_text()
+    story = (site / "gallery/softmax_twice.html").read_text()
+    assert "cross_entropy" in story
+    assert "<script" not in story
+    assert "Bokeh" in (site / "gallery/softmax_twice-plots.html").read_text()
 
 
 def test_nothing_is_loaded_from_another_host(site: Path) -> None:
