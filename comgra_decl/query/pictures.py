@@ -222,16 +222,27 @@ class Pictures:
         steps = self._steps() if step is None else [self._step(step, self._type)]
         names = [*self._all_values(steps[-1])] if node is None else [node]
         found = np.full((len(steps), len(names)), np.nan)
+        facts: dict[str, Any] = {"fitted": [], "tested": []}
+        usable = False
         for i, at in enumerate(steps):
             classes = self._classes(at)
-            held_out = np.arange(len(classes)) % 2 == 1
+            held_out = predictions.every_other(classes)
+            facts["fitted"].append(int((~held_out).sum()))
+            facts["tested"].append(int(held_out.sum()))
+            usable = usable or (held_out.any() and len(np.unique(classes)) > 1)
             for j, name in enumerate(names):
                 value = self._value(name, at)[: len(classes)]
                 found[i, j] = predictions.linear_accuracy(
                     value, classes, held_out=held_out, ridge=_RIDGE
                 )
+        if not usable:
+            raise UnknownNameError(
+                "a linear probe needs samples of two classes, at least one of them with two "
+                f"samples; those of step {steps[-1]} have the classes {classes.tolist()}. Raise "
+                "`samples.count`, or set `samples.by` to have the same number of each class."
+            )
         labels: dict[str, list[Any]] = {"step": steps, "node": names}
-        return Picture("linear_probe", found, ("step", "node"), node, step, labels)
+        return Picture("linear_probe", found, ("step", "node"), node, step, labels, facts)
 
     def _dead(self, step: int | None, node: str | None) -> Picture:
         wanted = self._wanted("dead_units", node)

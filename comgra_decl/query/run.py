@@ -569,7 +569,8 @@ class Run(RunFacts):
         - `likeness_over_steps`: CKA of a node between all pairs of steps
         - `confusion`: counts of each class and predicted class, at each step or at one
         - `reliability`: confidence, accuracy and samples in ten bins of confidence, at a step
-        - `linear_probe`: accuracy on held-out samples of a ridge classifier of each node's output
+        - `linear_probe`: accuracy of a ridge classifier of each node's output on every other sample
+          of each class, after fitting it to the rest
         - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
         - `spectrum`: singular values of a node's weight by step
         - `flow`: the gradient norm of each node at a step, in the order of the nodes

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA  # type: ignore[import-untyped]
+from sklearn.linear_model import RidgeClassifier  # type: ignore[import-untyped]
 from sklearn.metrics import confusion_matrix  # type: ignore[import-untyped]
 from torch import nn
 from torch.nn import functional as F
@@ -118,8 +119,15 @@ def test_calibration_covers_every_sample(run: Run) -> None:
 
 def test_a_linear_model_is_fitted_for_each_layer_and_step(run: Run) -> None:
     found = run.picture("linear_probe")
-    assert found.values.shape == (3, len(found.labels["node"]))
-    assert ((found.values >= 0) & (found.values <= 1)).all()
+    assert found.facts == {"fitted": [6] * 3, "tested": [6] * 3}
+    for i, step in enumerate(found.labels["step"]):
+        labels = np.array([int(label) for label in run.samples(step, type=EYES)["label"]])
+        at = [np.flatnonzero(labels == cls) for cls in range(3)]
+        fitted, tested = (np.concatenate([each[half::2] for each in at]) for half in (0, 1))
+        for j, node in enumerate(found.labels["node"]):
+            values = run.value(node, step, type=EYES).reshape(12, -1).astype(np.float64)
+            wanted = RidgeClassifier(alpha=1.0).fit(values[fitted], labels[fitted])
+            assert found.values[i, j] == wanted.score(values[tested], labels[tested])
 
 
 def test_dead_units_are_those_that_are_never_above_zero(run: Run) -> None:
