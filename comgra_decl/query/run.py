@@ -580,11 +580,12 @@ class Run(RunFacts):
             name: one of `pictures`.
             step: the step; None: all steps if the picture can show several, otherwise the last.
             node: the node, if the picture shows one of several.
-            type: type of execution; None: the first probe, or training if there is no probe.
+            type: type of execution; None: the probe of a declared picture, training for `spectrum`,
+                `flow` and `loss_cam`, and otherwise the first probe, or training without a probe.
 
         Raises:
-            UnknownNameError: there is no such picture, or the records lack the data that it
-                requires; the message says what to declare.
+            UnknownNameError: there is no such picture, it could not be made, or the records lack
+                the data that it requires; the message gives the reason or says what to declare.
         """
         return Pictures(self, self._snapshot, type).named(name, step, node)
 

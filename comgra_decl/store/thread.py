@@ -33,12 +33,12 @@ class WriterThread:
     Commits the first record immediately and later ones at least `commit_interval` seconds apart.
     After the first minute of a run, the interval grows to 0.5% of the elapsed time, up to ten
     seconds, because each commit creates a file. A commit is made earlier if half of `queue_bytes`
-    is used or a caller waits for space. It is made up to three seconds later if that completes a block of records at the
-    current pace, so that the records are not also stored as rows. Logged values are stored with the
-    next commit, after at most five seconds, or twenty in runs that last hours. While the queue is
-    full, `put` blocks; no data is dropped silently. A commit that fails because the disk is full is
-    retried for `patience` seconds. After any other error, which is reported once, all later data is
-    dropped, so that training continues.
+    is used or a caller waits for space. It is made up to three seconds later if that completes a
+    block of records at the current pace, so that the records are not also stored as rows. Logged
+    values are stored with the next commit, after at most five seconds, or twenty in runs that last
+    hours. While the queue is full, `put` blocks; no data is dropped silently. A commit that fails
+    because the disk is full is retried for `patience` seconds. After any other error, which is
+    reported once, all later data is dropped, so that training continues.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class WriterThread:
 
     @property
     def _pressed(self) -> bool:
-        """Whether a commit is due, because half of the queue is used or a caller waits for space."""
+        """Whether a commit is due because half of the queue is used or a caller needs space."""
         if not self._bytes:
             return False
         return 2 * self._bytes >= self._limit or not all(map(self._fits, self._wanted))

@@ -63,7 +63,9 @@ def found(run: Run) -> set[tuple[str, int, int, int]]:
     """Return the kind, the stored step, and the session and step in each annotation."""
     kpis, notes = run.kpis(), run.notes()
     kpis = kpis[kpis["name"] == "kpi"]
-    rows = {("kpi", s, *divmod(int(v), 10)) for s, v in zip(kpis["step"], kpis["value"], strict=True)}
+    rows = {
+        ("kpi", s, *divmod(int(v), 10)) for s, v in zip(kpis["step"], kpis["value"], strict=True)
+    }
     for step, text in zip(notes["step"], notes["text"], strict=True):
         if text[0].isdigit():  # not the note on resuming
             rows.add(("note", step, *map(int, text.split())))
@@ -85,7 +87,7 @@ def sessions(kind: str, step: int, resumed: int | None) -> list[int]:
     return [1, 2] if kind == "note" and step == resumed else [2]
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     annotated=st.dictionaries(
         st.integers(0, STEPS - 1),

@@ -71,7 +71,9 @@ def test_nobody_waits_for_space_while_the_writer_waits_for_its_interval(
 ) -> None:
     """A record may take most of the queue, all of it or more; metrics may be in its way."""
     writer = FakeWriter()
-    limit = 100 * 800 + 3000  # 100 rows of the raw sums that `raw` creates, and what comes with them
+    limit = (
+        100 * 800 + 3000
+    )  # 100 rows of the raw sums that `raw` creates, and what comes with them
     thread, errors = thread_of(writer, commit_interval=1000, queue_bytes=limit)
 
     def train() -> None:

@@ -336,6 +336,10 @@ class Probe:
 
     def _run(self, pending: Pending, subject: Subject, study: Study | None) -> dict[str, Any]:
         """Pass the samples through the copy, read its tensors, and make the pictures."""
+        if self._pictures:
+            from comgra_decl.hooks.probing.passes import Rewind
+
+            subject.rewind = Rewind(subject.copy) if study is None else study.rewind
         reading = self._reading(pending, subject, values=self._spec.values)
         if study is None:
             args, kwargs = subject.samples.to(subject.copy.device)
