@@ -98,7 +98,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt .ci/install.py
-	$(BIN)/python .ci/install.py '.[examples]'
+	$(BIN)/python .ci/install.py '.[all,examples]'
 	@touch $@
 
 $(VENV)/.test: $(BIN)/python pyproject.toml constraints.txt .ci/install.py

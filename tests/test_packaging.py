@@ -12,11 +12,12 @@ import sysconfig
 import tarfile
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
 import pytest
 
+from comgra_decl.query import list_runs
 from tests.support.programs import HYDRA_DATACLASS, TRAINING, loss_of, plain_loss
 
 pytestmark = pytest.mark.packaging
@@ -69,9 +70,14 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Environment:
-    """A virtual environment with our dependencies, but without comgra_decl and the repository."""
+    """A virtual environment with our dependencies, but without comgra_decl and the repository.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where it is created.
+        without: packages that are left out.
+    """
+
+    def __init__(self, folder: Path, *, without: Iterable[str] = ()) -> None:
         self.bin = folder / "venv" / ("Scripts" if os.name == "nt" else "bin")
         self.python = self.bin / "python"
         run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
@@ -79,7 +85,7 @@ class Environment:
         dependencies = folder / "dependencies"
         dependencies.mkdir()
         for entry in Path(sysconfig.get_path("purelib")).iterdir():
-            if not _is_ours(entry):
+            if not _is_ours(entry) and _package(entry) not in without:
                 (dependencies / entry.name).symlink_to(entry)
         (self.packages / "dependencies.pth").write_text(f"{dependencies}\n")
 
@@ -99,6 +105,11 @@ class Environment:
 
 def _is_ours(entry: Path) -> bool:
     return "comgra" in entry.name or entry.name == "hydra_plugins" or entry.suffix == ".pth"
+
+
+def _package(entry: Path) -> str:
+    """Return the package that a file or folder in site-packages belongs to."""
+    return entry.name.partition("-")[0].partition(".")[0].lower()
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +189,45 @@ def test_hydra_finds_the_door_of_one_word(environment: Environment, tmp_path: Pa
     (tmp_path / "app.py").write_text(HYDRA_DATACLASS)
     listed = run(environment.python, "app.py", "+comgra=light", "--cfg", "hydra", cwd=tmp_path)
     assert "comgra_decl.doors.hydra.TraceCallback" in listed
+
+
+OPTIONAL = ("panel", "bokeh", "holoviews", "llvmlite", "pandas", "param", "numba")
+"""Packages of the extras `read`, `view` and `fast`, and those that need them."""
+
+RESUMED = f"""
+import comgra_decl as comgra
+{TRAINING}
+for resume in ("false", "true"):
+    with comgra.trace("debug", root="runs", overrides=["run.resume=" + resume]) as session:
+        train()
+    print(session.path)
+try:
+    comgra.open_run("runs")
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_recording_and_resuming_need_no_extra(wheel: Path, tmp_path: Path) -> None:
+    light = Environment(tmp_path, without=OPTIONAL)
+    light.install(wheel)
+    (tmp_path / "resumed.py").write_text(RESUMED)
+    *printed, error = run(light.python, "resumed.py", cwd=tmp_path).splitlines()
+    runs = [line for line in printed if line.startswith("/")]
+    assert len(runs) == 2
+    assert runs[0] == runs[1], "the second training should continue the run of the first"
+    assert "pip install 'comgra-decl[read]'" in error
+    (recorded,) = list_runs(tmp_path / "runs")
+    assert (recorded.state, recorded.error) == ("finished", None)
+    commands = {"diagnose": "read", "view": "view"}
+    for command, extra in commands.items():
+        done = subprocess.run(
+            [light.bin / "comgra-decl", command, "runs"],
+            cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert done.stderr.startswith("comgra-decl: the ")
+        assert f"pip install 'comgra-decl[{extra}]'" in done.stderr
 
 
 @pytest.mark.slow

@@ -8,21 +8,34 @@ run.value("blocks.0.attn", step=100)        # numpy array [samples, ...]
 ```
 """
 
-from comgra_decl.store.checks import NotedCheck, NotedChecks
-from comgra_decl.store.location import Location, Remote, location
-from comgra_decl.store.reader import limit_cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from .compare import compare, differences
-from .group import Group, open_group
-from .listing import RunSummary, list_runs
-from .opening import open_run, require_folder
-from .overview import Clock, RunRow, at_steps, clock_of, metrics_of, overview, row_of
-from .parting import Difference, Parting, part, sentences
-from .pictures import Picture
-from .post_mortem import Ending
-from .preview import Preview
-from .run import Run
-from .slot import Slot
+if TYPE_CHECKING or find_spec("pandas") is not None:
+    from comgra_decl.store.checks import NotedCheck, NotedChecks
+    from comgra_decl.store.location import Location, Remote, location
+    from comgra_decl.store.reader import limit_cache
+
+    from .compare import compare, differences
+    from .group import Group, open_group
+    from .listing import RunSummary, list_runs
+    from .opening import open_run, require_folder
+    from .overview import Clock, RunRow, at_steps, clock_of, metrics_of, overview, row_of
+    from .parting import Difference, Parting, part, sentences
+    from .pictures import Picture
+    from .post_mortem import Ending
+    from .preview import Preview
+    from .run import Run
+    from .slot import Slot
+else:  # only `listing` can be imported, which finds the run to resume
+
+    def __getattr__(name: str) -> object:
+        if name in __all__:
+            from comgra_decl.errors import needed
+
+            needed("pandas", "read")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "Clock",

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comgra_decl.errors import StoreError
+from comgra_decl.errors import ComgraError, StoreError
 from comgra_decl.record.ranks import Rank, agreed_folder, rank_folder
 
 if TYPE_CHECKING:
@@ -157,8 +157,7 @@ def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
     """
     if run.resume is False:
         return None
-    from comgra_decl.query.listing import list_runs
-    from comgra_decl.query.opening import is_run
+    from comgra_decl.query.listing import is_run
     from comgra_decl.store.location import joined
 
     if run.resume is not True:
@@ -172,8 +171,29 @@ def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
     group = run_group(run, context)
     if run.name is not None:
         return group / run.name if is_run(group / run.name) else None
-    readable = [r.path for r in list_runs(group) if r.state not in ("damaged", "unreadable")]
-    return readable[-1] if readable else None
+    return _newest(group)
+
+
+def _newest(group: Location) -> Location | None:
+    """Return the run that started last, of those that can be read; None if there is none.
+
+    Reads one database of each run. Joining the ranks, as `list_runs` does, needs pandas, which may
+    be missing where a program trains.
+    """
+    from comgra_decl.query.listing import run_folders
+    from comgra_decl.query.ranks.reader import rank_paths
+    from comgra_decl.store import Reader
+
+    readable = []
+    for folder in run_folders(group):
+        try:
+            reader = Reader(next(iter(rank_paths(folder).values())))
+            readable.append((reader.meta.started, str(folder), folder, reader.head))
+        except StoreError:
+            raise  # the bucket cannot be reached, so it is unknown which run is the newest
+        except (ComgraError, KeyError, TypeError, ValueError, OSError, StopIteration):
+            continue  # damaged, of a newer format, or currently being created
+    return max(readable, key=lambda found: found[:2])[2] if readable else None
 
 
 def run_group(run: RunSpec, context: RunContext) -> Location:

@@ -154,7 +154,7 @@ def test_what_lies_in_the_folder_of_a_run_is_no_other_run(tmp_path: Path) -> Non
 def test_a_huge_tree_is_not_looked_through_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("comgra_decl.query.opening._MOST", 20)
+    monkeypatch.setattr("comgra_decl.query.listing._MOST", 20)
     for i in range(5):
         (tmp_path / "data" / str(i) / "a" / "b" / "c").mkdir(parents=True)
     write(tmp_path / "data" / "0" / "a" / "b" / "c" / "run", started=1.0)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo, SlotKey
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _TOLERANCE = 1e-5
 """Relative difference between sums over identical tensors that rounding alone cannot cause."""
@@ -72,6 +74,8 @@ def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple
 
 def differences_table(differences: Sequence[Difference]) -> pd.DataFrame:
     """Return one row per tensor; see `Run.rank_differences`."""
+    import pandas as pd
+
     keys = [difference.key for difference in differences]
     return pd.DataFrame(
         {

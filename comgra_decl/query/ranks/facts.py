@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.records import Note, SlotInfo
@@ -19,6 +18,9 @@ from comgra_decl.store.view import View
 from .differences import Difference, differences_warning
 from .joining import Joint, join_histograms
 from .readings import Lost, Reading
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
@@ -39,6 +41,8 @@ def common_records(views: Sequence[View]) -> list[NDArray[np.int64]]:
 
 def _keys(view: View) -> pd.DataFrame:
     """Return step, mode, occurrence and number of each record that was not superseded."""
+    import pandas as pd
+
     records = np.flatnonzero(~view.superseded)
     facts = view.records[records]
     modes = np.array([*view.names("mode"), ""], object)
@@ -58,6 +62,8 @@ def _keys(view: View) -> pd.DataFrame:
 
 def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, list[str]]]:
     """Return the means of the scalars over the ranks, and the names for their codes."""
+    import pandas as pd
+
     tables = [_scalars(view) for view in views]
     joined = pd.concat([table.assign(rank=rank) for rank, table in enumerate(tables)])
     names: dict[str, list[str]] = {"scalar": [], "scalar_type": []}
@@ -84,6 +90,8 @@ def join_scalars(views: Sequence[View]) -> tuple[NDArray[np.void], dict[str, lis
 
 
 def _scalars(view: View) -> pd.DataFrame:
+    import pandas as pd
+
     rows = view.scalars[~view.superseded_scalars]
     table = pd.DataFrame(
         {
