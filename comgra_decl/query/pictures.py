@@ -252,7 +252,7 @@ class Pictures:
             held_out = predictions.every_other(classes)
             facts["fitted"].append(int((~held_out).sum()))
             facts["tested"].append(int(held_out.sum()))
-            usable = usable or (held_out.any() and len(np.unique(classes)) > 1)
+            usable = usable or (any(held_out) and len({*classes.tolist()}) > 1)
             for j, name in enumerate(names):
                 value = self._value(name, at)[: len(classes)]
                 found[i, j] = predictions.linear_accuracy(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,7 +123,7 @@ def test_annotations_have_the_step_that_the_program_counts(
             with comgra.trace({**spec, "run": again}) as session:
                 train(range(resumed, STEPS), annotated, session=2, explicit=explicit)
         assert session.path is not None
-        run = comgra.open_run(Path(session.path))
+        run = comgra.open_run(session.path)
         wanted = {
             (kind, step, session, step)
             for step, kinds in annotated.items()
