@@ -378,6 +378,11 @@ PROBE_PREFIX = "probe:"
 PROBE_MODE = "probe"
 """Mode of a probe's records, which belong to neither training nor evaluation."""
 
+PROBE_SAMPLES = "probe_samples"
+"""Fact stored in a probe's record that contains the values of all samples from the first batch, so
+that a later session can use the same samples: "declared" is the section of the spec that has
+chosen them, and "classes" has the class of each, or is None."""
+
 SHOWN = "shown"
 """Type of execution of the records with what the program shows (`comgra.image`, `figure` and
 `text`), and pass of their slots. The node of a slot is the name, and the role is "image", "figure"

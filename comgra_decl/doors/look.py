@@ -100,7 +100,8 @@ def look(
         model: the model. Wrappers such as DistributedDataParallel and `torch.compile` are removed.
         *inputs: its positional arguments.
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. Only
-            what it says about tensors applies: nodes, statistics, histograms and the graph.
+            what it says about tensors applies: nodes, statistics, histograms and the graph. Probes,
+            pictures and interventions are ignored; `comgra-decl look` makes them.
         weights: parameters and buffers by name, as in the state dict of the model or its wrapper,
             or from `run.checkpoint(step)`; None to use those of the model.
         loss: receives the model's output and returns the scalar whose gradients are recorded; None

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from comgra_decl.hooks.probing.perturbations import Perturbations
+    from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.schedule.resuming import Resumption
     from comgra_decl.spec import Spec
 
@@ -329,14 +330,23 @@ class HookManager:
 
     # -- starting --------------------------------------------------------------------------------
 
-    def resume(self, slots: Iterable[SlotInfo], resumption: Resumption) -> None:
+    def resume(
+        self,
+        slots: Iterable[SlotInfo],
+        resumption: Resumption,
+        *,
+        samples: Mapping[str, KeptSamples | str],
+    ) -> None:
         """Continue an existing run; call it before `attach`.
 
         Args:
             slots: the slots in the run.
             resumption: determines the step at which the training resumes.
+            samples: the samples of its probes, or why they cannot be used.
         """
         self._table.resume(slots)
+        if self._train.probing is not None:
+            self._train.probing.resume(samples)
         self._steps.resumption = resumption
         self.begin_at(resumption.expected)
 

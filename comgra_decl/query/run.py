@@ -658,7 +658,9 @@ class Run(RunFacts):
         The index has "step" and the axes of the intervention's `sweep`; there is one row for each
         place. An effect is the measure with the change minus the measure without it. The columns
         are "mean" over the samples, "error" (the standard error of the mean; NaN for a single
-        sample) and the samples, by number.
+        sample) and the samples, by number. The effect on a sample that has no measure even in the
+        unchanged pass, such as a loss without any label, is NaN; the mean and the error are those
+        of the others.
 
         Args:
             intervention: one of `interventions`.
@@ -666,11 +668,13 @@ class Run(RunFacts):
             share: whether to divide by the difference between the unchanged pass and the one
                 without the change. After changes in `first` that corrupt the samples, 1 means that
                 the place restores the measure completely (Meng et al. 2022, "Locating and editing
-                factual associations in GPT"). The mean is divided by the mean difference.
+                factual associations in GPT"). The mean is divided by the mean difference. It is NaN
+                where these changes have no effect.
 
         Raises:
-            UnknownNameError: there is no such intervention or step, or nothing was measured; the
-                message gives the reason.
+            UnknownNameError: there is no such intervention or step, or nothing was measured, or
+                `share` is True for an intervention without a sweep or without changes in `first`;
+                the message gives the reason.
         """
         return Effects(self._snapshot).table(intervention, step, share=share)
 
@@ -704,8 +708,11 @@ class Run(RunFacts):
         The score of a head is the attention that queries pay to the positions after earlier
         occurrences of their token, as a mean over all queries for which there are any. It is the
         prefix matching score of Olsson et al. (2022), "In-context Learning and Induction Heads";
-        the formula is in `comgra_decl.pictures.units.induction`. "queries" is their number. For
-        tokens that rarely repeat, the score is uncertain.
+        the formula is in `comgra_decl.pictures.units.induction`. "queries" is their number; a query
+        whose only such position is its own does not count. For tokens that rarely repeat, the score
+        is uncertain. The weights are those that were recorded: if the program applies dropout to
+        attention weights before it returns them, as eager attention often does in training, the
+        scores contain it. Weights that are recomputed for fused attention have no dropout.
 
         Args:
             step: the step; None: all.

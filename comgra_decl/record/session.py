@@ -23,6 +23,7 @@ from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarB
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
     from comgra_decl.hooks.hook_lists import Placed
+    from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.schedule.budget import Meter
     from comgra_decl.keep import Keeper, Request
     from comgra_decl.query import Run
@@ -330,7 +331,16 @@ class Session:
             self._rules.resume(past.slots, self._stored)
         if self._gradient is not None:
             self._gradient.add(past.slots)
-        hooks.resume(past.slots, Resumption(self._spec.run.resume_step, past.step))
+        resumption = Resumption(self._spec.run.resume_step, past.step)
+        hooks.resume(past.slots, resumption, samples=self._probe_samples(past))
+
+    def _probe_samples(self, past: Past) -> dict[str, KeptSamples | str]:
+        """Return the samples of the resumed run's probes."""
+        if not self._spec.probes:
+            return {}
+        from comgra_decl.record.probe_samples import kept_samples
+
+        return kept_samples(self._spec, past.view)
 
     def _stored(self) -> Run:
         """Open the part of the run that this process has stored."""

@@ -101,7 +101,7 @@ class ProbeSpec(SpecModel):
 
     samples: SamplesSpec = SamplesSpec()
     """Which samples in the first batch to keep. `count` must not exceed the run's
-    `samples.count`."""
+    `samples.count`. They are stored with the first record, and a resumed run goes on with them."""
 
     batch: (
         Annotated[

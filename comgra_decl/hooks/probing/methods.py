@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.lens import Lens
+from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Point, Subject, Tap
 from comgra_decl.records import LENS_TOKENS
 from comgra_decl.spec.pictures import (
@@ -199,7 +200,8 @@ def _cams(
         gradient = tap.gradients.get(path)
         if gradient is not None:
             over = tuple(range(2, output.dim()))
-            cams[path] = (gradient.mean(over, keepdim=True) * output).sum(1)
+            weights = widened(gradient).mean(over, keepdim=True)
+            cams[path] = (weights * widened(output)).sum(1)
     if not cams:
         raise ProbeError(f"no gradient reaches {', '.join(paths)}")
     return cams
@@ -226,7 +228,7 @@ def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
                     f"token {explained} does not exist; the head returns {logits.shape[-1]}"
                 )
             chosen = torch.as_tensor(explained, device=logits.device).expand(logits.shape[:-1])
-            likely = logits.log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
+            likely = widened(logits).log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
             maps.append(Map(path, "output", likely))
             maps.append(Map(path, f"output{LENS_TOKENS}", logits.argmax(-1)))
     facts = {"method": spec.method, "target": spec.target, "norm": lens.norm, "head": lens.head}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.plans import TopPlan
+    from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.tensors.slots import SlotTable
     from comgra_decl.records import RawStep, StepInfo
     from comgra_decl.spec import Spec
@@ -65,6 +66,11 @@ class Probing:
             )
             for name in spec.probes
         ]
+
+    def resume(self, samples: Mapping[str, KeptSamples | str]) -> None:
+        """Go on with the samples of a resumed run, by probe; a string is the reason for others."""
+        for probe in self._probes:
+            probe.earlier = samples.get(probe.name)
 
     def enter(
         self,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
-from comgra_decl.hooks.probing.samples import Samples
+from comgra_decl.hooks.probing.samples import Samples, widened
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.torch_private import torch_pytree
 
@@ -53,7 +53,7 @@ class Tap:
         output = self.replace.get(path, output)
         if torch.is_grad_enabled() and not output.requires_grad and output.is_floating_point():
             self.leaves.append(output.detach().requires_grad_())
-            output = self.leaves[-1].view_as(output)
+            output = self.leaves[-1].clone()  # unlike a view, the model may write to it
         self.outputs[path] = output.detach().clone()
         if output.requires_grad:
             output.register_hook(lambda gradient: self._keep(path, gradient))
@@ -119,7 +119,10 @@ class Subject:
         return self.scores_of(self.run(args, kwargs, tap))
 
     def scores_of(self, output: Any) -> torch.Tensor:
-        """Return the tensor in an output that contains one number per sample, or one per class."""
+        """Return the tensor in an output that contains one number per sample, or one per class.
+
+        It is at least float32, so that what is computed from it is not rounded to fewer digits.
+        """
         size = len(self.samples)
         for _, tensor in tensors_in(output):
             if tensor.is_floating_point() and tensor.dim() and tensor.shape[0] == size:
@@ -128,6 +131,7 @@ class Subject:
                         f"the model returns {list(tensor.shape)}; pictures explain outputs of the "
                         "form [samples, classes] or [samples]"
                     )
+                tensor = widened(tensor)
                 return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
         raise ProbeError("the model returns no tensor with one entry per sample")
 
