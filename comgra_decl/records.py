@@ -407,6 +407,12 @@ class that each sample's picture explains, or "loss"), and, for integrated gradi
 completeness gap of each sample), or, for a logit lens, "norm" and "head" (their paths; "norm" may
 be None). "refused" is the reason why there is no picture."""
 
+COMPUTED_PICTURES = (
+    *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
+    *("dead_units", "spectrum", "flow", "loss_cam"),
+)
+"""The pictures that can be computed from records alone; no declared picture has these names."""
+
 LENS_TOKENS = ".tokens"
 """End of the role of the tokens that a logit lens predicts, [samples, positions] after each layer.
 The role without it contains the log-probabilities of the explained tokens."""

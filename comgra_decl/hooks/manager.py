@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from threading import RLock
@@ -354,6 +355,10 @@ class HookManager:
         self._state.number = step
         self._scalars.resume(step)
         self._declared.agenda.resume(step)
+
+    def expect(self, model: nn.Module) -> None:
+        """Record calls of a model even if it has no parameters; call it before `attach`."""
+        self._declared.tracer.expected = weakref.ref(model)
 
     def before_models(self, function: Callable[[str, nn.Module], None]) -> None:
         """Call a function before a trained model is called in a recorded step.

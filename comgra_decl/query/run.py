@@ -569,7 +569,8 @@ class Run(RunFacts):
         - `likeness_over_steps`: CKA of a node between all pairs of steps
         - `confusion`: counts of each class and predicted class, at each step or at one
         - `reliability`: confidence, accuracy and samples in ten bins of confidence, at a step
-        - `linear_probe`: accuracy on held-out samples of a ridge classifier of each node's output
+        - `linear_probe`: accuracy of a ridge classifier of each node's output on every other sample
+          of each class, after fitting it to the rest
         - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
         - `spectrum`: singular values of a node's weight by step
         - `flow`: the gradient norm of each node at a step, in the order of the nodes
@@ -579,11 +580,12 @@ class Run(RunFacts):
             name: one of `pictures`.
             step: the step; None: all steps if the picture can show several, otherwise the last.
             node: the node, if the picture shows one of several.
-            type: type of execution; None: the first probe, or training if there is no probe.
+            type: type of execution; None: the probe of a declared picture, training for `spectrum`,
+                `flow` and `loss_cam`, and otherwise the first probe, or training without a probe.
 
         Raises:
-            UnknownNameError: there is no such picture, or the records lack the data that it
-                requires; the message says what to declare.
+            UnknownNameError: there is no such picture, it could not be made, or the records lack
+                the data that it requires; the message gives the reason or says what to declare.
         """
         return Pictures(self, self._snapshot, type).named(name, step, node)
 

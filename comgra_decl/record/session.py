@@ -63,6 +63,9 @@ class Session:
             disabled or this rank is not recorded.
     """
 
+    _in_batch_order = False
+    """Whether samples of categories keep the order of the batch."""
+
     def __init__(self, spec: Spec, *, context: RunContext) -> None:
         self._spec = spec
         self._reduce = Reduction(spec)
@@ -547,7 +550,8 @@ class Session:
                 step.wait = None
             step.kpis.update({name: step.only(i) for name, i in step.kpi_tensors.items()})
             if self._spec.samples.by is not None:
-                choose_samples(step, self._spec.samples.count)
+                count = self._spec.samples.count
+                choose_samples(step, count, in_batch_order=self._in_batch_order)
         self._tell_norms(steps)
         batches = self._reduce(steps) if self._keeper is None else self._keeper(steps)
         return self._with_findings(batches)

@@ -30,7 +30,7 @@ from comgra_decl.spec.pictures import (
     PictureSpec,
     SaliencySpec,
 )
-from comgra_decl.spec.selectors import is_selected
+from comgra_decl.spec.selectors import is_selected, misses
 
 _UNREACHED = "the model's outputs have no gradient"
 
@@ -209,9 +209,11 @@ def _cams(
 
 def _selected(spec: GradCamSpec | GuidedGradCamSpec | LogitLensSpec, subject: Subject) -> list[str]:
     modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
-    paths = [p for p, m in modules.items() if is_selected(spec.select, facts_of(p, m))]
+    facts = [facts_of(path, module) for path, module in modules.items()]
+    paths = [each.path for each in facts if is_selected(spec.select, each)]
     if not paths:
-        raise ProbeError("`select` matches no module of the model")
+        why = "; ".join(misses("select", spec.select, facts))
+        raise ProbeError(why or "select: matches no module of the model")
     return paths
 
 
@@ -237,7 +239,12 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
     """Return the mean drop in the explained number over the windows that cover each element."""
     point = subject.point()
     value, dims = point.value, len(spec.window)
-    if point.node is not None or value.dim() < dims + 1:
+    if point.node is not None:
+        raise ProbeError(
+            "occlusion covers parts of the input, but this model's input is tokens. Use another "
+            "method, such as integrated_gradients, which explains the output of an embedding"
+        )
+    if value.dim() < dims + 1:
         raise ProbeError(
             f"occlusion with a window of {spec.window} needs a floating-point input with at least "
             f"{dims} dimensions per sample"

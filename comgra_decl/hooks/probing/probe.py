@@ -364,6 +364,10 @@ class Probe:
 
     def _run(self, pending: Pending, subject: Subject, study: Study | None) -> dict[str, Any]:
         """Pass the samples through the copy, read its tensors, and make the pictures."""
+        if self._pictures:
+            from comgra_decl.hooks.probing.passes import Rewind
+
+            subject.rewind = Rewind(subject.copy) if study is None else study.rewind
         keeps = self._spec.values or self._keeps_inputs
         reading = self._reading(pending, subject, values=self._spec.values, inputs=keeps)
         if study is None:

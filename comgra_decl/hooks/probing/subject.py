@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
-from comgra_decl.hooks.probing.copying import CleanCopy
+from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.samples import Samples, widened
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.torch_private import torch_pytree
@@ -85,12 +85,21 @@ class Subject:
     Args:
         copy: the copy, which is called many times.
         samples: the samples.
+
+    Attributes:
+        rewind: puts the copy and all generators back into the state before the first pass.
     """
 
     def __init__(self, copy: CleanCopy, samples: Samples) -> None:
         self.copy = copy
         self.samples = samples
+        self.rewind: Callable[[], None] = lambda: None
         self._classes = None if samples.classes is None else samples.classes.to(copy.device)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None) -> Any:
+        """Return the output of the copy, which starts from the same state each time."""
+        self.rewind()
+        return self.copy.run(args, kwargs, watch=watch)
 
     def call(self, point: Point | None = None, tap: Tap | None = None) -> torch.Tensor:
         """Return the outputs of the model, [samples] or [samples, classes].
@@ -107,7 +116,7 @@ class Subject:
             args, kwargs = _replaced(args, kwargs, point)
         elif point is not None and point.node is not None:
             tap = Tap(frozenset({point.node}), replace={point.node: point.value})
-        return self.scores_of(self.copy.run(args, kwargs, watch=tap))
+        return self.scores_of(self.run(args, kwargs, tap))
 
     def scores_of(self, output: Any) -> torch.Tensor:
         """Return the tensor in an output that contains one number per sample, or one per class.
@@ -145,7 +154,7 @@ class Subject:
         }
         tap = Tap(frozenset(embeddings))
         with torch.no_grad():
-            self.copy.run(args, kwargs, watch=tap)
+            self.run(args, kwargs, tap)
         for path, value in tap.outputs.items():
             return Point(path, "output", value)
         raise ProbeError("the model receives neither floating-point inputs nor tokens to embed")
