@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.viewer.conftest import chromium as chromium
-
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\bsrc=["']?([^"' >]+)""")
 STYLES = re.compile(r"""<link[^>]*rel=["']?(?:stylesheet|preload|preconnect)[^>]*>""")
