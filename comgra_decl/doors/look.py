@@ -257,9 +257,9 @@ class _Called(NamedTuple):
 def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) -> Path:
     """Call the copy of `model`, record the call, and return the folder of the run."""
     session = _CallSession(spec, context=RunContext(), model=called.module)
-    session.start()
-    environment.recorded(session, True)
     try:
+        session.start()
+        environment.recorded(session, True)
         output = called.module(*called.args, **called.kwargs)
         if loss is not None:
             more = {"model": called.module} if _takes_model(loss) else {}
@@ -269,7 +269,7 @@ def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) 
             # With `inputs`, tensors outside the copy that the loss uses receive no `.grad`.
             torch.autograd.backward(value.reshape(()), inputs=called.leaves)
             session.end_call()
-    finally:
+    finally:  # also ends the writer's thread if the session failed to start
         environment.recorded(session, False)
         session.finish()
     return session.result()

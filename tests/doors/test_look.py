@@ -6,6 +6,7 @@ import copy
 import gc
 import random
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
@@ -494,3 +495,15 @@ def test_what_a_spec_says_about_a_training_run_is_ignored() -> None:
     found = comgra.look(LINEAR, X, spec=spec)
     assert found.types == ["eval"]
     assert len(found.checkpoints) == 0
+
+
+def test_a_look_that_cannot_start_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: object, **_settings: object) -> None:
+        raise RuntimeError("the hooks cannot be made")
+
+    monkeypatch.setattr("comgra_decl.hooks.manager.HookManager.__init__", broken)
+    before = {thread.name for thread in threading.enumerate()}
+    with pytest.raises(RuntimeError, match="cannot be made"):
+        comgra.look(LINEAR, X)
+    assert {thread.name for thread in threading.enumerate()} == before
+    assert len(in_place) == 0
