@@ -524,6 +524,8 @@ class HookManager:
             if (sentence := lane.clock.in_vain) is not None:
                 self._reporter.warn(sentence)
         self._records.finish_last(stepped=turns.clock.running)
+        if self._train.probing is not None:
+            self._train.probing.finish()
 
     @property
     def late_documents(self) -> dict[str, Any]:

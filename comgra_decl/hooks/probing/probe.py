@@ -265,6 +265,15 @@ class Probe:
         self._first = None
         self._warn(f"{reason}. The run has no records from this probe")
 
+    def _report_absence(self) -> None:
+        if not (self._began or self._over):
+            self._warn(_NEVER.format(self._steps, self._spec.model or "a model"))
+
+    def finish(self) -> None:
+        """Report that there is no record at the end of a run that was too short to do so before."""
+        if 0 < self._steps < _PATIENCE:
+            self._report_absence()
+
     # -- after a recorded step -----------------------------------------------------------------
 
     def ended(self, info: StepInfo, table: SlotTable) -> Iterator[RawStep]:
@@ -277,8 +286,8 @@ class Probe:
         number, pending, self.pending = self._steps, self.pending, None
         self._steps += 1
         if pending is None:
-            if self._steps == _PATIENCE and not (self._began or self._over):
-                self._warn(_NEVER.format(self._steps, self._spec.model or "a model"))
+            if self._steps == _PATIENCE:
+                self._report_absence()
             return
         self._began = True
         began = time.perf_counter()

@@ -117,6 +117,11 @@ class Probing:
         for probe in self._probes:
             probe.drop()
 
+    def finish(self) -> None:
+        """Report probes that have no record at the end of the run."""
+        for probe in self._probes:
+            probe.finish()
+
     def ended(self, info: StepInfo, table: SlotTable, sink: Callable[[RawStep], None]) -> None:
         """Run the probes that are due after a step that is recorded, and emit their records."""
         if self.perturbations is not None:
