@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2 or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-oldest test-peers test-bridges check lint format bench neutrality scripts docs clean browser
+.PHONY: help demo test test-long test-oldest test-peers test-bridges check lint format bench neutrality scripts docs site clean browser
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -85,8 +85,12 @@ docs: $(VENV)/.test  ## regenerate the pages that come from the code and the mea
 	$(BIN)/python -m docs.cost
 	$(BIN)/python -m docs.reference
 
+site: $(VENV)/.test  ## build the documentation as a website that works without a network
+	$(BIN)/python -m docs.site --gallery
+	@echo "Open site/index.html"
+
 clean:  ## remove the environment, caches and build outputs (recorded runs stay)
-	rm -rf $(VENV) build dist outputs multirun .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site outputs multirun .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # -- the environment: created once, updated when its inputs change -------------------------------

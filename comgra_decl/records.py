@@ -384,6 +384,11 @@ PROBE_PREFIX = "probe:"
 PROBE_MODE = "probe"
 """Mode of a probe's records, which belong to neither training nor evaluation."""
 
+PROBE_SAMPLES = "probe_samples"
+"""Fact stored in a probe's record that contains the values of all samples from the first batch, so
+that a later session can use the same samples: "declared" is the section of the spec that has
+chosen them, and "classes" has the class of each, or is None."""
+
 SHOWN = "shown"
 """Type of execution of the records with what the program shows (`comgra.image`, `figure` and
 `text`), and pass of their slots. The node of a slot is the name, and the role is "image", "figure"
@@ -407,6 +412,12 @@ PICTURES = "pictures"
 class that each sample's picture explains, or "loss"), and, for integrated gradients, "gap" (the
 completeness gap of each sample), or, for a logit lens, "norm" and "head" (their paths; "norm" may
 be None). "refused" is the reason why there is no picture."""
+
+COMPUTED_PICTURES = (
+    *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
+    *("dead_units", "spectrum", "flow", "loss_cam"),
+)
+"""The pictures that can be computed from records alone; no declared picture has these names."""
 
 LENS_TOKENS = ".tokens"
 """End of the role of the tokens that a logit lens predicts, [samples, positions] after each layer.

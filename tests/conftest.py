@@ -14,6 +14,7 @@ import hypothesis
 import pytest
 
 from tests.support import freezing
+from tests.support.browser import chromium as chromium
 
 ROOT = Path(__file__).parents[1]
 

@@ -198,7 +198,8 @@ RESUMED = f"""
 import comgra_decl as comgra
 {TRAINING}
 for resume in ("false", "true"):
-    with comgra.trace("debug", root="runs", overrides=["run.resume=" + resume]) as session:
+    changes = ["run.resume=" + resume, "probes.eyes={{}}"]
+    with comgra.trace("debug", root="runs", overrides=changes) as session:
         train()
     print(session.path)
 try:

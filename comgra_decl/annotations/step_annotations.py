@@ -77,11 +77,11 @@ def image(value: Any, name: str) -> None:
         value: an array or tensor: [height, width], [height, width, channels] or [channels, height,
             width] with 1, 3 or 4 channels. If both ends may be channels, those of a tensor come
             first and those of an array last. Floating-point values from 0 to 1, or whole numbers
-            from 0 to 255; others are clipped.
+            from 0 to 255; others are clipped, and NaN becomes 0.
         name: the name of the image, under which the viewer shows it at each step.
 
     Raises:
-        AnnotationError: the name is empty, or the value has no such shape.
+        AnnotationError: the name is empty, or the value has no such shape, is empty or complex.
     """
     _checked_text(name, "the name of an image")
     shape = tuple(getattr(value, "shape", ()))
@@ -89,6 +89,12 @@ def image(value: Any, name: str) -> None:
         _refuse(
             f"the image {name!r} must have the shape [height, width], [height, width, channels] or "
             f"[channels, height, width] with 1, 3 or 4 channels, got {[*shape]}."
+        )
+    if 0 in shape or "complex" in str(getattr(value, "dtype", "")):
+        _refuse(
+            f"the image {name!r} must have real numbers and at least one pixel, got the shape "
+            f"{[*shape]} and the dtype {getattr(value, 'dtype', None)}. For complex values, show "
+            "their magnitude: comgra.image(abs(x), ...)."
         )
     if hub.listener is not None:
         hub.listener.show(name, "image", value)

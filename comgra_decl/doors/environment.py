@@ -33,6 +33,9 @@ _taken = False  # whether a session has started in this process
 _sessions: WeakSet[object] = WeakSet()  # the active ones
 _around: str | None = None  # value of `RECORDED_BY` before they started
 
+planned = False
+"""Whether `comgra-decl plan` runs the program, which must then record nothing itself."""
+
 _SWITCHED_OFF = ("", "0", "off", "false", "no")
 _SWITCHED_ON = ("1", "on", "true", "yes")
 

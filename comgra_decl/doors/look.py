@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from comgra_decl.spec import Spec
     from comgra_decl.store.location import Location, Where
 
-Loss = Callable[[Any], torch.Tensor]
+Loss = Callable[..., torch.Tensor]
 
 _OF_UPDATES = ("update", "optimizer_state")
 """What a spec may capture of an optimizer step, which a single call does not have."""
@@ -63,14 +64,14 @@ class Look(Run):
         """Write the record to `path` as an ordinary run, which `open_run` reads.
 
         Args:
-            path: the folder of the new run, or its location in a bucket. If the folder exists, the
-                run becomes a folder inside it.
+            path: the folder of the new run, or its location in a bucket. If the folder exists and
+                is not a run, the run becomes a folder inside it.
 
         Returns:
             Where the run is.
 
         Raises:
-            StoreError: the folder cannot be written.
+            StoreError: the folder is a run, which is never overwritten, or cannot be written.
         """
         from comgra_decl.store.copying import copy_run
 
@@ -99,11 +100,14 @@ def look(
         model: the model. Wrappers such as DistributedDataParallel and `torch.compile` are removed.
         *inputs: its positional arguments.
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. Only
-            what it says about tensors applies: nodes, statistics, histograms and the graph.
-        weights: parameters and buffers by name, as in a state dict or from `run.checkpoint(step)`;
-            None to use those of the model.
+            what it says about tensors applies: nodes, statistics, histograms and the graph. Probes,
+            pictures and interventions are ignored; `comgra-decl look` makes them.
+        weights: parameters and buffers by name, as in the state dict of the model or its wrapper,
+            or from `run.checkpoint(step)`; None to use those of the model.
         loss: receives the model's output and returns the scalar whose gradients are recorded; None
-            to record no gradients.
+            to record no gradients. If it has a parameter called `model`, it also receives the copy,
+            for terms such as a penalty on parameters. It is called as it is, so a loss that is a
+            module with buffers may change them.
         **kwargs: keyword arguments of the model.
 
     Returns:
@@ -111,7 +115,8 @@ def look(
 
     Raises:
         CallError: the model cannot be copied, the weights do not fit, the loss is not a scalar with
-            gradients, nothing was recorded, or a session is recording in this process.
+            gradients or uses parameters of the model itself, nothing was recorded, or a session is
+            recording in this process.
         SpecError: the spec is invalid.
     """
     _check(model, loss)
@@ -124,6 +129,11 @@ def look(
             stack.enter_context(undisturbed())
             own = _copied(model)
             stack.callback(own.close)
+            if own.device.type == "meta":
+                raise CallError(
+                    f"{type(own.module).__name__} is on the meta device, where tensors have no "
+                    "values to record. Move it with model.to_empty(device=...) and load its weights"
+                )
             if weights is not None:
                 load(own.module, _tensors(weights))
             args, named = _inputs(inputs, kwargs, own)
@@ -131,7 +141,7 @@ def look(
             stack.enter_context(Autocast.now(own.device.type).again())
             batch = first_batch_size(args, named) or 1
             placed = _placed(content, folder, step, batch=batch)
-            run = _recorded(placed, own.module, args, named, loss=loss)
+            run = _recorded(placed, _Called(own.module, args, named), loss, model)
         found = Look(run)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -230,31 +240,49 @@ def _inputs(
     return copied
 
 
-def _recorded(
-    spec: Spec,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    loss: Loss | None,
-) -> Path:
-    """Call the model, record the call, and return the folder of the run."""
-    session = _CallSession(spec, context=RunContext())
-    session.start()
-    environment.recorded(session, True)
+class _Called(NamedTuple):
+    """A copy of the model and its arguments."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def leaves(self) -> list[torch.Tensor]:
+        """The tensors whose gradients a loss may have."""
+        inputs = (tensor for _, tensor in tensors_in((self.args, self.kwargs)))
+        return [t for t in (*self.module.parameters(), *inputs) if t.requires_grad]
+
+
+def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) -> Path:
+    """Call the copy of `model`, record the call, and return the folder of the run."""
+    session = _CallSession(spec, context=RunContext(), model=called.module)
     try:
-        output = model(*args, **kwargs)
+        session.start()
+        environment.recorded(session, True)
+        output = called.module(*called.args, **called.kwargs)
         if loss is not None:
-            leaves = [*model.parameters(), *(t for _, t in tensors_in((args, kwargs)))]
-            _backward(loss(output), [leaf for leaf in leaves if leaf.requires_grad])
+            more = {"model": called.module} if _takes_model(loss) else {}
+            value = loss(output, **more)
+            _check_loss(value, called.leaves)
+            _check_graph(value, model)
+            # With `inputs`, tensors outside the copy that the loss uses receive no `.grad`.
+            torch.autograd.backward(value.reshape(()), inputs=called.leaves)
             session.end_call()
-    finally:
+    finally:  # also ends the writer's thread if the session failed to start
         environment.recorded(session, False)
         session.finish()
     return session.result()
 
 
-def _backward(value: object, leaves: list[torch.Tensor]) -> None:
+def _takes_model(loss: Loss) -> bool:
+    try:
+        return "model" in inspect.signature(loss).parameters
+    except (TypeError, ValueError):  # a built-in function
+        return False
+
+
+def _check_loss(value: object, leaves: list[torch.Tensor]) -> None:
     if not isinstance(value, torch.Tensor) or value.numel() != 1:
         shape = tuple(value.shape) if isinstance(value, torch.Tensor) else None
         what = shown(value) if shape is None else f"the shape {shape}"
@@ -264,12 +292,34 @@ def _backward(value: object, leaves: list[torch.Tensor]) -> None:
             "the loss has no gradients: neither a parameter of the model nor an input requires "
             "them, or the model or the loss detaches its result. Omit `loss` to record only values"
         )
-    # With `inputs`, tensors outside the copy that the loss uses receive no `.grad`.
-    torch.autograd.backward(value.reshape(()), inputs=leaves)
+
+
+def _check_graph(loss: torch.Tensor, model: nn.Module) -> None:
+    """Refuse a loss with terms whose gradients would be missing from those of the copy."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    waiting, seen = [loss.grad_fn], {loss.grad_fn}
+    while waiting:
+        node = waiting.pop()
+        name = names.get(id(getattr(node, "variable", None)))
+        if name is not None:
+            raise CallError(
+                f"the loss uses {name!r} of the model itself, but the gradients are those of a "
+                "copy. Give the loss a parameter called `model`, which receives the copy, as in "
+                "loss=lambda output, model: output.sum() + model.weight.square().sum()"
+            )
+        following = {below for below, _ in getattr(node, "next_functions", ())} - seen
+        seen |= following
+        waiting += following
 
 
 class _CallSession(Session):
     """The session of a single call, whose errors are raised instead of logged."""
+
+    _in_batch_order = True  # all samples are recorded
+
+    def __init__(self, spec: Spec, *, context: RunContext, model: nn.Module) -> None:
+        super().__init__(spec, context=context)
+        self._model = model
 
     def _rank(self) -> Rank | None:
         """Return None: each process of a distributed job looks on its own."""
@@ -279,6 +329,7 @@ class _CallSession(Session):
         manager = super()._manager(**arguments)
         (step,) = self._spec.schedule.steps or [0]
         manager.begin_at(step)
+        manager.expect(self._model)
         return manager
 
     def end_call(self) -> None:
@@ -304,8 +355,8 @@ class _CallSession(Session):
         run = Run(self.path)
         if len(run.records) == 0:
             raise CallError(
-                "nothing was recorded: the model has no parameters, or the spec selects nothing of "
-                'it. Select modules under `nodes`, as in {all: {select: "**"}}'
+                "nothing was recorded: the model has no tensors, or the spec selects none of them. "
+                'Select modules under `nodes`, as in {all: {select: "**"}}'
             )
         return self.path
 

@@ -47,7 +47,7 @@ class Repetition(Session):
         self._folder = Path(tempfile.mkdtemp(prefix="comgra-look-"))
         self._loaded = False
         self._refusal: Placed | None = None
-        self._called: list[str] = []  # the models that the program trained
+        self._called: list[str] = []  # the models called outside evaluations
         super().__init__(_repeated(spec, self._folder), context=context)
 
     @property
@@ -57,8 +57,8 @@ class Repetition(Session):
             return None
         called = ", ".join(dict.fromkeys(self._called)) or "none"
         return (
-            f"the script ended without a training step of {self._checkpoint.model} (models that it "
-            f"trained: {called}). Pass the script that recorded the run"
+            f"the script ended without a training step of {self._checkpoint.model} (models "
+            f"called outside evaluations: {called}). Pass the script that recorded the run"
         )
 
     def save(self, path: Where) -> Location:

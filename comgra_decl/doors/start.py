@@ -15,15 +15,25 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("comgra_decl")
 
+_PLANNED = (
+    "the program declares a spec of its own, which is ignored: comgra-decl plan uses the one on "
+    "its command line, and stores nothing. To plan the program's own spec, set dry_run: true in it "
+    "(in a Hydra application: python train.py +comgra=debug +comgra.dry_run=true)"
+)
+
 
 def start_session(spec: Spec, context: RunContext) -> Session:
     """Return a started session, or one that records nothing if starting failed.
 
-    An unwritable folder or an internal error is logged once, and training continues.
+    An unwritable folder or an internal error is logged once, and training continues. While
+    `comgra-decl plan` runs the program, nothing else is recorded.
     """
     from comgra_decl.record.session import Session
 
     environment.taken()
+    if environment.planned and spec.enabled:
+        _log.warning(_PLANNED)
+        spec = spec.model_copy(update={"enabled": False, "dry_run": False})
     session = _rehearsal(spec, context) if spec.dry_run else Session(spec, context=context)
     try:
         session.start()

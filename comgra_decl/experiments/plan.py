@@ -220,6 +220,15 @@ def _remarks(spec: Spec) -> list[str]:
     budgets = (spec.schedule.budget, *spec.schedule.type_budgets.values())
     if any(budget.time or budget.disk for budget in budgets):
         remarks.append("schedule.budget thins out records that cost more than it allows")
+    beside = [f"probe {name}" for name in spec.probes]
+    beside += [f"intervention {name}" for name in spec.interventions]
+    if spec.checkpoints is not None:
+        beside.append("checkpoints")
+    if beside:
+        remarks.append(
+            f"not forecast, because they have their own schedules: {', '.join(beside)}. The sizes "
+            "of a record are averages that include theirs"
+        )
     if spec.keep is not None:
         remarks.append(
             "the share includes capturing every step for keep, but not storing the steps that it "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from threading import RLock
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from comgra_decl.hooks.probing.perturbations import Perturbations
+    from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.schedule.resuming import Resumption
     from comgra_decl.spec import Spec
 
@@ -328,14 +330,23 @@ class HookManager:
 
     # -- starting --------------------------------------------------------------------------------
 
-    def resume(self, slots: Iterable[SlotInfo], resumption: Resumption) -> None:
+    def resume(
+        self,
+        slots: Iterable[SlotInfo],
+        resumption: Resumption,
+        *,
+        samples: Mapping[str, KeptSamples | str],
+    ) -> None:
         """Continue an existing run; call it before `attach`.
 
         Args:
             slots: the slots in the run.
             resumption: determines the step at which the training resumes.
+            samples: the samples of its probes, or why they cannot be used.
         """
         self._table.resume(slots)
+        if self._train.probing is not None:
+            self._train.probing.resume(samples)
         self._steps.resumption = resumption
         self.begin_at(resumption.expected)
 
@@ -344,6 +355,10 @@ class HookManager:
         self._state.number = step
         self._scalars.resume(step)
         self._declared.agenda.resume(step)
+
+    def expect(self, model: nn.Module) -> None:
+        """Record calls of a model even if it has no parameters; call it before `attach`."""
+        self._declared.tracer.expected = weakref.ref(model)
 
     def before_models(self, function: Callable[[str, nn.Module], None]) -> None:
         """Call a function before a trained model is called in a recorded step.
@@ -509,6 +524,8 @@ class HookManager:
             if (sentence := lane.clock.in_vain) is not None:
                 self._reporter.warn(sentence)
         self._records.finish_last(stepped=turns.clock.running)
+        if self._train.probing is not None:
+            self._train.probing.finish()
 
     @property
     def late_documents(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -95,6 +96,7 @@ class ModuleTracer:
         tops: the plan of each called model, by the model's `id`.
         recorder: reads outputs and their gradients.
         parameters: reads parameters and their gradients.
+        expected: a module that is a model even if it has no parameters.
         observers: observe code that remains compiled; None if compiled code runs eagerly.
         functions: tracks compiled functions; None if the program cannot have compiled functions.
     """
@@ -146,6 +148,7 @@ class ModuleTracer:
         # whether node names begin with the root's class; None: not decided yet
         self.prefixed: bool | None = None
         self._strays = Strays(owners)
+        self.expected: weakref.ref[nn.Module] | None = None
         self.observers: Observers | None = None
         self.functions: CompiledFunctions | None = None
 
@@ -605,6 +608,8 @@ class ModuleTracer:
                 plan.become(module)
                 return plan
         top = Top(module, prefixed=self._is_prefixed, number=len(known) + 1)
+        if self.expected is not None and self.expected() is module:
+            top.parametric = top.takes_part = True
         known.append(TopPlan(self._spec, top))
         return known[-1]
 

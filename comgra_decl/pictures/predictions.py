@@ -40,6 +40,21 @@ def reliability(classes: Classes, scores: NDArray[np.floating], bins: int = 10) 
     return np.stack([sure, accurate, count], 1)
 
 
+def every_other(classes: Classes) -> NDArray[np.bool_]:
+    """Return a mask of every other sample of each class, [samples].
+
+    Stratified, as in scikit-learn's `StratifiedKFold`: each class with at least two samples has
+    some on both sides, whatever the order of the samples. The first sample of a class is not in the
+    mask.
+    """
+    order = np.argsort(classes, kind="stable")
+    counts = np.unique(classes, return_counts=True)[1]
+    places = np.concatenate([np.arange(count) for count in counts]) if len(counts) else order
+    mask = np.zeros(len(classes), np.bool_)
+    mask[order] = places % 2 == 1
+    return mask
+
+
 def linear_accuracy(
     features: NDArray[np.floating], classes: Classes, *, held_out: NDArray[np.bool_], ridge: float
 ) -> float:
@@ -55,11 +70,12 @@ def linear_accuracy(
         ridge: the penalty, above 0.
 
     Returns:
-        The accuracy; NaN unless some samples are held out and the others have at least two classes.
+        The accuracy; NaN if a feature is not finite, and unless some samples are held out and the
+        others have at least two classes.
     """
     flat = features.reshape(len(features), -1).astype(np.float64)
     known = np.unique(classes[~held_out])
-    if len(known) < 2 or not held_out.any():
+    if len(known) < 2 or not held_out.any() or not np.isfinite(flat).all():
         return float("nan")
     given = flat[~held_out]
     targets = np.where(classes[~held_out, None] == known, 1.0, -1.0)

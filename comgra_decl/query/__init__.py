@@ -27,7 +27,7 @@ if TYPE_CHECKING or find_spec("pandas") is not None:
     from .preview import Preview
     from .run import Run
     from .slot import Slot
-else:  # only `listing` can be imported, which finds the run to resume
+else:  # resuming imports `listing`, which finds the run, and `checkpoints`, for probes
 
     def __getattr__(name: str) -> object:
         if name in __all__:

@@ -28,6 +28,11 @@ def value(
     if sample is not None:
         sample = snapshot.sample(sample)
     found = snapshot.view.value(record, slot.id, sample, part)
+    if found is None and slot.kind == "loss":
+        raise UnknownNameError(
+            f"the values of losses are not kept; `run.kpis()` has those of all steps, and "
+            f"`run.row({step})` has the statistics of {named(slot)}."
+        )
     if found is None:
         what = "" if sample is None else f"sample {sample} of "
         raise UnknownNameError(

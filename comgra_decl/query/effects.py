@@ -63,6 +63,11 @@ class Effects:
             if slot is None or "unmeasured" in facts:
                 why = facts.get("unmeasured", "they were not stored")
                 raise UnknownNameError(f"intervention {name!r} has no effects: {why}.")
+            if share and not (facts["axes"] and len(facts["changes"]) > 1):
+                raise UnknownNameError(
+                    f"intervention {name!r} has no shares: share=True needs a sweep with changes "
+                    "in `first`, whose effect is what a place can restore."
+                )
             values = self._snapshot.view.value(records[at], slot.id)
             assert values is not None  # stored with the facts
             parts.append(_table(at, facts, np.asarray(values, np.float64), share=share))
@@ -86,21 +91,21 @@ def _table(
 ) -> pd.DataFrame:
     axes = [*facts["axes"]]
     values = values.reshape(len(values), -1).T + 0.0  # [places, samples], and no -0.0
-    count = values.shape[1]
-    spread = values.std(1, ddof=1) if count > 1 else np.full(len(values), np.nan)
-    mean, error = values.mean(1), spread / np.sqrt(count)
+    clean, baseline = (np.array(facts[key], np.float64) for key in ("clean", "baseline"))
+    measured = ~np.isnan(clean)  # the others have no measure, such as a loss without a label
+    count, known = int(measured.sum()), values[:, measured]
+    spread = known.std(1, ddof=1) if count > 1 else np.full(len(values), np.nan)
+    mean = known.mean(1) if count else np.full(len(values), np.nan)
+    error = spread / np.sqrt(max(count, 1))
     if share:
-        whole = np.array(facts["clean"], np.float64) - np.array(facts["baseline"], np.float64)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values, mean, error = (
-                values / whole,
-                mean / whole.mean(),
-                error / abs(whole.mean()),
-            )
+        whole = np.where(clean == baseline, np.nan, clean - baseline)  # nothing to restore: NaN
+        total = (clean - baseline)[measured].mean() if count else 0.0
+        total = total if total else np.nan
+        values, mean, error = values / whole, mean / total, error / abs(total)
     index = _places(facts, axes)
     index.insert(0, "step", step)
     columns: dict[str | int, NDArray[np.float64]] = {MEAN: mean, ERROR: error}
-    columns |= {i: values[:, i] for i in range(count)}
+    columns |= {i: values[:, i] for i in range(values.shape[1])}
     found = pd.DataFrame(columns)
     return found.set_index(
         pd.MultiIndex.from_frame(index) if axes else pd.Index([step], name="step")

@@ -88,6 +88,7 @@ class Pictures:
         self._run = run
         self._snapshot = snapshot
         probes = [t for t in run.types if t.startswith(PROBE_PREFIX)]
+        self._given = type_
         self._type = type_ if type_ is not None else probes[0] if probes else None
 
     # -- names
@@ -118,11 +119,27 @@ class Pictures:
             return self._of_record(name, recorded[name], step, node)
         if name not in self._COMPUTED:
             known = self.names
+            self._check_refusal(name, step)
             raise UnknownNameError(
                 f"there is no picture {shown(name)}{did_you_mean(name, known) or '.'} "
                 f"This run has {', '.join(map(repr, known))}."
             )
         return self._COMPUTED[name](self, step, node)
+
+    def _check_refusal(self, name: str, step: int | None) -> None:
+        """Raise the reason why a declared picture could not be made, if it is known."""
+        declared = self._run.spec.pictures.get(name)
+        type_ = None if declared is None else f"{PROBE_PREFIX}{declared.of}"
+        if type_ not in self._run.types:
+            return
+        records = self._snapshot.records(type_).tolist()
+        for record in reversed(records):
+            at = int(self._snapshot.steps[record])
+            fact = self._snapshot.view.extra(record).get(PICTURES, {}).get(name, {})
+            if step in (None, at) and "refused" in fact:
+                raise UnknownNameError(
+                    f"the picture {name!r} could not be made at step {at}: {fact['refused']}."
+                )
 
     def _of_record(
         self, name: str, slots: list[SlotInfo], step: int | None, node: str | None
@@ -142,6 +159,10 @@ class Pictures:
                 f"shows {', '.join(map(repr, nodes))}."
             )
         type_ = self._type_of(slot)
+        if self._given not in (None, type_):
+            raise UnknownNameError(
+                f"the picture {name!r} belongs to {type_!r}, not {shown(self._given)}; omit `type`."
+            )
         at = self._step(step, type_)
         values = self._run.slot(
             slot.key.node, role=slot.key.role, of=slot.key.pass_, iteration=slot.key.iteration
@@ -154,6 +175,8 @@ class Pictures:
         dims = axis_names(slot, values.shape[1:], whole_numbers=False)
         if facts.get("method") in _MAPS and len(dims) <= len(_PLACES):
             dims = _PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
+        if facts.get("method") == "logit_lens" and dims:
+            dims = (*dims[:-1], "position")
         labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         return Picture(name, values, (SAMPLE, *dims), slot.key.node, at, labels, facts)
 
@@ -222,16 +245,27 @@ class Pictures:
         steps = self._steps() if step is None else [self._step(step, self._type)]
         names = [*self._all_values(steps[-1])] if node is None else [node]
         found = np.full((len(steps), len(names)), np.nan)
+        facts: dict[str, Any] = {"fitted": [], "tested": []}
+        usable = False
         for i, at in enumerate(steps):
             classes = self._classes(at)
-            held_out = np.arange(len(classes)) % 2 == 1
+            held_out = predictions.every_other(classes)
+            facts["fitted"].append(int((~held_out).sum()))
+            facts["tested"].append(int(held_out.sum()))
+            usable = usable or (any(held_out) and len({*classes.tolist()}) > 1)
             for j, name in enumerate(names):
                 value = self._value(name, at)[: len(classes)]
                 found[i, j] = predictions.linear_accuracy(
                     value, classes, held_out=held_out, ridge=_RIDGE
                 )
+        if not usable:
+            raise UnknownNameError(
+                "a linear probe needs samples of two classes, at least one of them with two "
+                f"samples; those of step {steps[-1]} have the classes {classes.tolist()}. Raise "
+                "`samples.count`, or set `samples.by` to have the same number of each class."
+            )
         labels: dict[str, list[Any]] = {"step": steps, "node": names}
-        return Picture("linear_probe", found, ("step", "node"), node, step, labels)
+        return Picture("linear_probe", found, ("step", "node"), node, step, labels, facts)
 
     def _dead(self, step: int | None, node: str | None) -> Picture:
         wanted = self._wanted("dead_units", node)
@@ -248,9 +282,9 @@ class Pictures:
         wanted = self._wanted("spectrum", node)
         weight = self._run.slot(wanted, role="weight")
         found = {}
-        for at in self._run.steps.tolist():
+        for at in self._steps_of(self._given):
             try:
-                found[at] = units.spectrum(weight.value(at)[0])
+                found[at] = units.spectrum(weight.value(at, type=self._given)[0])
             except UnknownNameError:
                 continue
         if not found:
@@ -263,10 +297,15 @@ class Pictures:
         return Picture("spectrum", np.stack([*found.values()]), axes, wanted, None, labels)
 
     def _flow(self, step: int | None, node: str | None) -> Picture:
-        at = self._step(step, None)
-        row = self._run.row(at)
+        at = self._step(step, self._given)
+        row = self._run.row(at, type=self._given)
         passes = row.index.get_level_values("pass")
         norms = row["l2"][passes == "grad"].dropna()
+        if self._given is not None and norms.empty:
+            raise UnknownNameError(
+                f"no gradients were recorded with type {shown(self._given)}; omit `type` for those "
+                "of training."
+            )
         names = norms.index.get_level_values("node").tolist()
         order = {name: i for i, name in enumerate(self._run.nodes)}
         ranked = sorted(range(len(names)), key=lambda i: order[names[i]])
@@ -275,13 +314,13 @@ class Pictures:
 
     def _loss_cam(self, step: int | None, node: str | None) -> Picture:
         wanted = self._wanted("loss_cam", node)
-        slot, at = self._run.slot(wanted), self._step(step, None)
-        output, gradient = slot.value(at), slot.grad.value(at)
+        slot, at, type_ = self._run.slot(wanted), self._step(step, self._given), self._given
+        output, gradient = slot.value(at, type=type_), slot.grad.value(at, type=type_)
         if output.ndim < 3:
             raise UnknownNameError(f"{wanted!r} has no places to map.")
         cam = units.loss_cam(output, gradient)
         names = axis_names(self._slot(wanted), output.shape[1:], whole_numbers=False)
-        labels = {SAMPLE: self._run.samples(at)["label"].tolist()}
+        labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         return Picture("loss_cam", cam, (SAMPLE, *names[1:]), wanted, at, labels)
 
     # -- reading
@@ -295,7 +334,10 @@ class Pictures:
         return self._snapshot.slot(node, "output", 0, "forward")
 
     def _steps(self) -> list[int]:
-        records = self._snapshot.records(self._type)
+        return self._steps_of(self._type)
+
+    def _steps_of(self, type_: str | None) -> list[int]:
+        records = self._snapshot.records(type_)
         return sorted({*self._snapshot.steps[records].tolist()})
 
     def _step(self, step: int | None, type_: str | None) -> int:

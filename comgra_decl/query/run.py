@@ -569,7 +569,8 @@ class Run(RunFacts):
         - `likeness_over_steps`: CKA of a node between all pairs of steps
         - `confusion`: counts of each class and predicted class, at each step or at one
         - `reliability`: confidence, accuracy and samples in ten bins of confidence, at a step
-        - `linear_probe`: accuracy on held-out samples of a ridge classifier of each node's output
+        - `linear_probe`: accuracy of a ridge classifier of each node's output on every other sample
+          of each class, after fitting it to the rest
         - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
         - `spectrum`: singular values of a node's weight by step
         - `flow`: the gradient norm of each node at a step, in the order of the nodes
@@ -579,11 +580,12 @@ class Run(RunFacts):
             name: one of `pictures`.
             step: the step; None: all steps if the picture can show several, otherwise the last.
             node: the node, if the picture shows one of several.
-            type: type of execution; None: the first probe, or training if there is no probe.
+            type: type of execution; None: the probe of a declared picture, training for `spectrum`,
+                `flow` and `loss_cam`, and otherwise the first probe, or training without a probe.
 
         Raises:
-            UnknownNameError: there is no such picture, or the records lack the data that it
-                requires; the message says what to declare.
+            UnknownNameError: there is no such picture, it could not be made, or the records lack
+                the data that it requires; the message gives the reason or says what to declare.
         """
         return Pictures(self, self._snapshot, type).named(name, step, node)
 
@@ -656,7 +658,9 @@ class Run(RunFacts):
         The index has "step" and the axes of the intervention's `sweep`; there is one row for each
         place. An effect is the measure with the change minus the measure without it. The columns
         are "mean" over the samples, "error" (the standard error of the mean; NaN for a single
-        sample) and the samples, by number.
+        sample) and the samples, by number. The effect on a sample that has no measure even in the
+        unchanged pass, such as a loss without any label, is NaN; the mean and the error are those
+        of the others.
 
         Args:
             intervention: one of `interventions`.
@@ -664,11 +668,13 @@ class Run(RunFacts):
             share: whether to divide by the difference between the unchanged pass and the one
                 without the change. After changes in `first` that corrupt the samples, 1 means that
                 the place restores the measure completely (Meng et al. 2022, "Locating and editing
-                factual associations in GPT"). The mean is divided by the mean difference.
+                factual associations in GPT"). The mean is divided by the mean difference. It is NaN
+                where these changes have no effect.
 
         Raises:
-            UnknownNameError: there is no such intervention or step, or nothing was measured; the
-                message gives the reason.
+            UnknownNameError: there is no such intervention or step, or nothing was measured, or
+                `share` is True for an intervention without a sweep or without changes in `first`;
+                the message gives the reason.
         """
         return Effects(self._snapshot).table(intervention, step, share=share)
 
@@ -702,8 +708,11 @@ class Run(RunFacts):
         The score of a head is the attention that queries pay to the positions after earlier
         occurrences of their token, as a mean over all queries for which there are any. It is the
         prefix matching score of Olsson et al. (2022), "In-context Learning and Induction Heads";
-        the formula is in `comgra_decl.pictures.units.induction`. "queries" is their number. For
-        tokens that rarely repeat, the score is uncertain.
+        the formula is in `comgra_decl.pictures.units.induction`. "queries" is their number; a query
+        whose only such position is its own does not count. For tokens that rarely repeat, the score
+        is uncertain. The weights are those that were recorded: if the program applies dropout to
+        attention weights before it returns them, as eager attention often does in training, the
+        scores contain it. Weights that are recomputed for fused attention have no dropout.
 
         Args:
             step: the step; None: all.

@@ -23,6 +23,7 @@ from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarB
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
     from comgra_decl.hooks.hook_lists import Placed
+    from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.schedule.budget import Meter
     from comgra_decl.keep import Keeper, Request
     from comgra_decl.query import Run
@@ -61,6 +62,9 @@ class Session:
         path: the run's folder, or its location in a bucket (a `Remote`); None if the spec is
             disabled or this rank is not recorded.
     """
+
+    _in_batch_order = False
+    """Whether samples of categories keep the order of the batch."""
 
     def __init__(self, spec: Spec, *, context: RunContext) -> None:
         self._spec = spec
@@ -327,7 +331,16 @@ class Session:
             self._rules.resume(past.slots, self._stored)
         if self._gradient is not None:
             self._gradient.add(past.slots)
-        hooks.resume(past.slots, Resumption(self._spec.run.resume_step, past.step))
+        resumption = Resumption(self._spec.run.resume_step, past.step)
+        hooks.resume(past.slots, resumption, samples=self._probe_samples(past))
+
+    def _probe_samples(self, past: Past) -> dict[str, KeptSamples | str]:
+        """Return the samples of the resumed run's probes."""
+        if not self._spec.probes:
+            return {}
+        from comgra_decl.record.probe_samples import kept_samples
+
+        return kept_samples(self._spec, past.view)
 
     def _stored(self) -> Run:
         """Open the part of the run that this process has stored."""
@@ -537,7 +550,8 @@ class Session:
                 step.wait = None
             step.kpis.update({name: step.only(i) for name, i in step.kpi_tensors.items()})
             if self._spec.samples.by is not None:
-                choose_samples(step, self._spec.samples.count)
+                count = self._spec.samples.count
+                choose_samples(step, count, in_batch_order=self._in_batch_order)
         self._tell_norms(steps)
         batches = self._reduce(steps) if self._keeper is None else self._keeper(steps)
         return self._with_findings(batches)

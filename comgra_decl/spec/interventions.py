@@ -172,11 +172,12 @@ class ProjectionChange(SpecModel):
     """Removes the component along a direction: x - (x·v / v·v) v."""
 
     project_off: Vector
-    """The direction: a list, the path of a .npy file, or {difference: [A, B]}, which is averaged
-    over all other dimensions."""
+    """The direction: a list, the path of a .npy file, or {difference: [A, B]}."""
 
     dim: Int = -1
-    """The dimension of the direction."""
+    """The dimension along which the direction lies, counted in the full tensor with its batch
+    dimension; -1 is the last. A direction with several dimensions belongs to the last ones of the
+    tensor, as in broadcasting, and is averaged over all of them except this one."""
 
     @model_validator(mode="after")
     def _has_a_direction(self) -> ProjectionChange:
@@ -188,7 +189,7 @@ class ProjectionChange(SpecModel):
 class FunctionChange(SpecModel):
     """Calls a custom function; other keys are its keyword arguments.
 
-    It receives the tensor and returns one of the same shape.
+    It receives a copy of the tensor and returns one of the same shape.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -251,8 +252,9 @@ class ChangeSpec(SpecModel):
 
     role: Annotated[str, Field(min_length=1)] = "output"
     """The tensor of each module, by its role: `output`, `output[1]`, `input`, `input.mask`, or a
-    parameter, such as `weight`; `parameter` for all of its own. If a module returns or receives
-    several tensors, `output` and `input` are the first floating-point one. A tied parameter changes
+    parameter, such as `weight`; `parameter` for all of its own, which do not include a weight that
+    weight norm or another parametrization computes. If a module returns or receives several
+    tensors, `output` and `input` are the first floating-point one. A tied parameter changes
     wherever it is used."""
 
     iteration: Annotated[Int, Field(ge=0)] | None = None
@@ -284,6 +286,9 @@ class ChangeSpec(SpecModel):
         for name, part in self.parts.items():
             if part.dim == 0 and not self.of_parameters:
                 raise ValueError(f"parts.{name}: dimension 0 is that of the samples")
+        along = self.do.dim if isinstance(self.do, ProjectionChange) else None
+        if along == 0 and not self.of_parameters:
+            raise ValueError("do.dim: dimension 0 is that of the samples")
         return self
 
     @model_validator(mode="after")
@@ -311,7 +316,7 @@ class DifferenceMeasure(SpecModel):
 class FunctionMeasure(SpecModel):
     """Calls a custom function; other keys are its keyword arguments.
 
-    It receives the model's output and returns one number per sample.
+    It receives a copy of the model's output and returns one number per sample.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -368,8 +373,8 @@ class InterventionSpec(ChangeSpec):
     `loss`."""
 
     estimate: Literal["gradient"] | None = None
-    """With `sweep`: `gradient` estimates all effects at once, from one pass with gradients, instead
-    of making each change (attribution patching)."""
+    """With `sweep`: `gradient` estimates all effects at once, from one forward pass with gradients,
+    instead of making each change (attribution patching)."""
 
     batch: Annotated[Int, Field(ge=1)] = 256
     """With `sweep`: the largest number of samples in a pass. In evaluation mode, one pass tries

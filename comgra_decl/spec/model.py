@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from comgra_decl.errors import did_you_mean
+from comgra_decl.records import COMPUTED_PICTURES
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.interventions import InterventionSpec, unknown_probes
 from comgra_decl.spec.keep import KeepSpec
@@ -192,6 +193,11 @@ class Spec(SpecModel):
     @model_validator(mode="after")
     def _pictures_have_probes(self) -> Spec:
         for name, picture in self.pictures.items():
+            if name in COMPUTED_PICTURES:
+                raise ValueError(
+                    f"pictures.{name}: every run has a picture called {name!r}, which is computed "
+                    "from its records; use another name"
+                )
             if picture.of not in self.probes:
                 known = ", ".join(self.probes) or "none is declared"
                 raise ValueError(

@@ -101,7 +101,7 @@ class ProbeSpec(SpecModel):
 
     samples: SamplesSpec = SamplesSpec()
     """Which samples in the first batch to keep. `count` must not exceed the run's
-    `samples.count`."""
+    `samples.count`. They are stored with the first record, and a resumed run goes on with them."""
 
     batch: (
         Annotated[
@@ -119,7 +119,8 @@ class ProbeSpec(SpecModel):
 
     mode: Literal["eval", "train", "as_is"] = "eval"
     """`eval` and `train` set all modules of the copy to that mode; `as_is` leaves each module of
-    the copy in the mode that it has in the program. Random numbers are the same at every record."""
+    the copy in the mode that it has in the program. Random numbers are the same at every record
+    and in every pass of a picture or an intervention."""
 
     model: Annotated[str, Field(min_length=1)] | None = None
     """The class of the model to copy, if a step trains several. null: the first one that is

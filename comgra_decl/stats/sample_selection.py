@@ -14,12 +14,12 @@ from comgra_decl.records import RawStep
 _log = logging.getLogger("comgra_decl")
 
 
-def choose_samples(raw: RawStep, count: int) -> None:
+def choose_samples(raw: RawStep, count: int, *, in_batch_order: bool = False) -> None:
     """Replace the first samples of a step with `count` selected ones, if it has labels.
 
     Sets `info.samples` to their batch indices and `info.extra["labels"]` to their labels, and
     reduces the values to these samples. Without exactly one label per sample, the first samples are
-    kept.
+    kept. The labels of the samples alternate unless they are stored `in_batch_order`.
     """
     labels, raw.labels = raw.labels, None
     if labels is None or not count:
@@ -39,7 +39,8 @@ def choose_samples(raw: RawStep, count: int) -> None:
     layout = raw.layout
     if (pooled := layout.rows < layout.samples).any():  # the other samples have no rows
         found = found[: int(layout.rows[pooled].min())]
-    raw.info.samples = chosen = balanced(found, count)
+    chosen = balanced(found, count)
+    raw.info.samples = chosen = sorted(chosen) if in_batch_order else chosen
     raw.info.extra = {**raw.info.extra, "labels": [str(found[i]) for i in chosen]}
     raw.chosen = np.array(chosen, np.int64)
     _reduce_values(raw, raw.chosen)

@@ -16,6 +16,7 @@ from .location import Where, location
 from .locking import settled
 from .meta import RunMeta, writer_alive
 from .reader import Reader
+from .view import View
 from .writer import RunWriter
 
 SILENCE = 300.0
@@ -26,10 +27,17 @@ writer is still alive, its next commit fails, and it stops.
 
 @dataclass(frozen=True)
 class Past:
-    """Facts about a resumed run: its slots, and its last training step (None without records)."""
+    """Facts about a resumed run.
+
+    Attributes:
+        slots: its slots.
+        step: its last training step; None without records.
+        view: what it contained when it was resumed.
+    """
 
     slots: list[SlotInfo]
     step: int | None
+    view: View
 
 
 def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
@@ -52,7 +60,7 @@ def append_to(path: Where, meta: RunMeta) -> tuple[RunWriter, Past]:
         _refuse_another_form(reader, meta)
         writer = RunWriter.resume(reader, meta)
     view = reader.view
-    return writer, Past(list(view.slots), last_step(reader))
+    return writer, Past(list(view.slots), last_step(reader), view)
 
 
 def last_step(reader: Reader) -> int | None:

@@ -33,12 +33,12 @@ class WriterThread:
     Commits the first record immediately and later ones at least `commit_interval` seconds apart.
     After the first minute of a run, the interval grows to 0.5% of the elapsed time, up to ten
     seconds, because each commit creates a file. A commit is made earlier if half of `queue_bytes`
-    is used. It is made up to three seconds later if that completes a block of records at the
-    current pace, so that the records are not also stored as rows. Logged values are stored with the
-    next commit, after at most five seconds, or twenty in runs that last hours. While the queue is
-    full, `put` blocks; no data is dropped silently. A commit that fails because the disk is full is
-    retried for `patience` seconds. After any other error, which is reported once, all later data is
-    dropped, so that training continues.
+    is used or a caller waits for space. It is made up to three seconds later if that completes a
+    block of records at the current pace, so that the records are not also stored as rows. Logged
+    values are stored with the next commit, after at most five seconds, or twenty in runs that last
+    hours. While the queue is full, `put` blocks; no data is dropped silently. A commit that fails
+    because the disk is full is retried for `patience` seconds. After any other error, which is
+    reported once, all later data is dropped, so that training continues.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class WriterThread:
         self._scalars: list[ScalarBatch] = []  # settled, for the next commit
         self._scalars_since = 0.0  # arrival time of the first one waiting
         self._bytes = 0  # of waiting, reduced and in-flight data
+        self._wanted: list[int] = []  # sizes that callers wait to add
         lock = threading.Lock()
         self._room = threading.Condition(lock)  # wakes callers of `put`
         self._work = threading.Condition(lock)  # wakes the thread; rare: waking takes the GIL
@@ -183,13 +184,22 @@ class WriterThread:
 
     def _has_room(self, size: int) -> bool:
         """Wait, holding the lock, until the queue accepts `size` bytes; False if closed."""
-        if self._bytes and self._bytes + size > self._limit and not self._ended:
+        if not self._fits(size) and not self._ended:
             since = time.monotonic()
-            while self._bytes and self._bytes + size > self._limit and not self._ended:
-                if not self._room.wait(_LOOK) and not self._thread.is_alive():
-                    return False  # the next call reports the error
+            self._wanted.append(size)
+            self._work.notify()  # what little is there may wait for its interval otherwise
+            try:
+                while not self._fits(size) and not self._ended:
+                    if not self._room.wait(_LOOK) and not self._thread.is_alive():
+                        return False  # the next call reports the error
+            finally:
+                self._wanted.remove(size)
             self._usage.waited += time.monotonic() - since
         return not self._ended
+
+    def _fits(self, size: int) -> bool:
+        """Return whether there is space for `size` bytes; an empty queue takes any size."""
+        return not self._bytes or self._bytes + size <= self._limit
 
     @property
     def _ended(self) -> bool:
@@ -197,8 +207,10 @@ class WriterThread:
 
     @property
     def _pressed(self) -> bool:
-        """Whether half of the queue is used, so that a commit is due before training waits."""
-        return self._bytes > 0 and 2 * self._bytes >= self._limit
+        """Whether a commit is due because half of the queue is used or a caller needs space."""
+        if not self._bytes:
+            return False
+        return 2 * self._bytes >= self._limit or not all(map(self._fits, self._wanted))
 
     # -- on the thread
 

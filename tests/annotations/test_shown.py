@@ -148,14 +148,15 @@ def test_the_training_and_its_records_are_the_same_to_the_last_bit() -> None:
 def test_what_is_too_large_is_left_out_and_said() -> None:
     with recording(EVERYTHING) as found:
         comgra.image(np.zeros((2000, 1000, 3), np.uint8), "huge")
-        comgra.text("x" * 100_000, "long")
+        comgra.text("ä" + 69_999 * "x", "long")
+        comgra.text(65_536 * "x", "just right")
         comgra.image(np.array([[object()]]), "odd")
         Net().step()
     assert found.faults == []
-    assert {s.info.type for s in found.steps} == {"train"}
+    assert [s.info.type for s in found.steps] == ["shown", "train"]
     warnings = " ".join(found.report["warnings"])
     assert "the image 'huge' has 6,000,000 bytes and is not stored; the limit is 4,194," in warnings
-    assert "the text 'long' has 131,072 bytes and is not stored" in warnings
+    assert "the text 'long' has 70,001 bytes and is not stored; the limit is 65,5" in warnings
     assert "the image 'odd' cannot be stored (TypeError" in warnings
 
 
@@ -164,6 +165,8 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: comgra.image(np.zeros((4, 3, 5, 5)), "x"), r"the shape .*, got \[4, 3, 5, 5\]"),
     (lambda: comgra.image(np.zeros((7, 5, 5)), "x"), r"with 1, 3 or 4 channels, got \[7, 5, 5\]"),
     (lambda: comgra.image("cat.png", "x"), r"must have the shape .*, got \[\]"),
+    (lambda: comgra.image(np.zeros((0, 3)), "x"), r"at least one pixel, got the shape \[0, 3\]"),
+    (lambda: comgra.image(torch.ones(2, 2) * 1j, "x"), "real numbers .* dtype torch.complex64"),
     (lambda: comgra.figure(3, "x"), "the figure 'x' must be a matplotlib figure, got int"),
     (lambda: comgra.text("", "x"), "the text 'x' must be a non-empty string, got ''"),
     (lambda: comgra.text("x", " "), "the name of a text must be a non-empty string, got ' '"),

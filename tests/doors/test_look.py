@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Lock
@@ -18,7 +20,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
 import comgra_decl as comgra
-from comgra_decl.errors import CallError, SpecError
+from comgra_decl.errors import CallError, SpecError, UnknownNameError
 from comgra_decl.hooks.patches import in_place
 from tests.probing.nets import CLASSES, MODELS, Conv, Counting, Trained, images
 from tests.support.programs import python
@@ -307,6 +309,80 @@ class Nested(nn.Module):
         return {"logits": self.first(x) * scale}
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_weights_may_have_the_names_of_a_wrapper(wrapped: bool) -> None:
+    model, other = nn.Linear(3, 2), nn.Linear(3, 2)
+    wrapper = nn.DataParallel(compiled(other))
+    assert [*wrapper.state_dict()] == ["module._orig_mod.weight", "module._orig_mod.bias"]
+    found = comgra.look(wrapper if wrapped else model, X, weights=wrapper.state_dict())
+    assert np.array_equal(found.slot("Linear").value(0), other(X).detach().numpy())
+
+
+def test_names_that_look_like_those_of_a_wrapper_are_taken_as_they_are() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.module(x)
+
+    model, other = Outer(), Outer()
+    found = comgra.look(model, X, weights=other.state_dict())
+    assert np.array_equal(found.slot("module").value(0), other(X).detach().numpy())
+    with pytest.raises(CallError, match=r"'module.bias' is missing"):
+        comgra.look(model, X, weights={"module.weight": other.module.weight})
+
+
+def test_a_loss_may_use_the_parameters_of_the_copy() -> None:
+    model = nn.Linear(3, 2)
+
+    def loss(output: Tensor, model: nn.Module) -> Tensor:
+        return output.sum() + 100 * sum(p.square().sum() for p in model.parameters())
+
+    found = comgra.look(model, X, loss=loss)
+    assert model.weight.grad is None
+    value = loss(model(X), model)
+    value.backward()
+    assert found.kpis()["value"].tolist() == [value.item()]
+    for name, parameter in model.named_parameters():
+        gradient = found.slot("Linear", role=name, of="grad").value(0)
+        assert gradient.shape == (1, *parameter.shape), "a parameter is a batch of one"
+        assert parameter.grad is not None
+        np.testing.assert_allclose(gradient[0], parameter.grad.numpy(), rtol=1e-6)
+    with pytest.raises(UnknownNameError, match=r"values of losses are not kept; `run.kpis\(\)`"):
+        found.slot("loss").value(0)
+
+
+@pytest.mark.parametrize(
+    "model", [nn.Identity(), nn.Sequential(nn.Flatten(), nn.Softmax(1)), nn.ReLU()]
+)
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_model_needs_no_parameters(model: nn.Module, trained: bool) -> None:
+    x = torch.randn(4, 3, requires_grad=trained)
+    outputs, gradients, _ = as_pytorch_says(copy.deepcopy(model), x, torch.sum if trained else None)
+    found = comgra.look(model, x, loss=torch.sum if trained else None)
+    assert found.types == ["train" if trained else "eval"]
+    for path, output in outputs.items():
+        slot = found.slot(path or type(model).__name__)
+        assert np.array_equal(slot.value(0), output.numpy())
+        if path in gradients:
+            assert np.array_equal(slot.grad.value(0), gradients[path].numpy())
+    assert ("input", "0" if "0" in outputs else type(model).__name__) in found.edges()
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_samples_keep_the_order_of_the_batch(count: int) -> None:
+    labels = torch.tensor([0, 0, 2, 0, 1, 1, 2])
+    model, x = nn.Linear(2, 3), torch.randn(7, 2)
+    spec = {**EVERYTHING, "samples": {"count": count, "by": "target"}}
+    found = comgra.look(model, x, spec=spec, loss=lambda y: F.cross_entropy(y, labels))
+    assert np.array_equal(found.slot("Linear").value(0), model(x).detach().numpy())
+    assert found.samples(0)["label"].tolist() == [str(label) for label in labels.tolist()]
+    wanted = model(x).detach().double().mean(1)
+    np.testing.assert_allclose(found.slot("Linear").row(0)["mean"], wanted, rtol=1e-5, atol=1e-7)
+
+
 def test_nested_arguments_outputs_and_bfloat16() -> None:
     model = Nested()
     x = torch.randn(5, 3, dtype=torch.bfloat16)
@@ -366,7 +442,12 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
     "missing": (lambda: looked(weights=weights(bias=None)), "not fit the model: 'bias' is missing"),
     "shape": (lambda: looked(weights=weights(weight=X)), r"'weight' has the shape \(4, 3\), but"),
     "unknown": (lambda: looked(weights=weights(more=X)), "the model has no 'more'"),
-    "nothing": (lambda: looked(model=nn.Identity()), "nothing was recorded: .* no parameters"),
+    "nothing": (lambda: looked(3, model=nn.Identity()), "nothing was recorded: .* no tensors"),
+    "meta": (lambda: looked(model=nn.Linear(3, 2, device="meta")), "Linear is on the meta device"),
+    "penalty": (
+        lambda: looked(loss=lambda y: y.sum() + LINEAR.weight.square().sum()),
+        "uses 'weight' of the model itself, but .* loss=lambda output, model: ",
+    ),
     "an argument": (lambda: looked(Lock()), "an argument of the model cannot be"),
 }
 
@@ -414,3 +495,15 @@ def test_what_a_spec_says_about_a_training_run_is_ignored() -> None:
     found = comgra.look(LINEAR, X, spec=spec)
     assert found.types == ["eval"]
     assert len(found.checkpoints) == 0
+
+
+def test_a_look_that_cannot_start_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_args: object, **_settings: object) -> None:
+        raise RuntimeError("the hooks cannot be made")
+
+    monkeypatch.setattr("comgra_decl.hooks.manager.HookManager.__init__", broken)
+    before = {thread.name for thread in threading.enumerate()}
+    with pytest.raises(RuntimeError, match="cannot be made"):
+        comgra.look(LINEAR, X)
+    assert {thread.name for thread in threading.enumerate()} == before
+    assert len(in_place) == 0

@@ -117,8 +117,12 @@ def test_it_records_bit_by_bit_what_the_run_did_not(place: Path) -> None:
 
 
 ENDS = {
-    "another script": (["other.py"], 3, "training step of Net (models that it trained: Other)"),
-    "no training": (["nothing.py"], 3, "models that it trained: none"),
+    "another script": (
+        ["other.py"],
+        3,
+        "training step of Net (models called outside evaluations: Other)",
+    ),
+    "no training": (["nothing.py"], 3, "models called outside evaluations: none"),
     "its own code": (["fails.py"], 7, ""),
     "other shapes": (["wider.py"], 2, "'head.weight' has the shape (3, 3), but (4, 3) in the"),
     "no such step": (["--step", "3"], 2, "step 3 was not recorded with type 'checkpoint'"),

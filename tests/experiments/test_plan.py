@@ -139,6 +139,18 @@ def test_a_hydra_application_has_a_plan(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_what_a_program_records_on_its_own_is_not_stored_during_a_plan(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        f"import comgra_decl as comgra\n{TRAINING}\n"
+        "with comgra.trace('debug') as session:\n    print('path', session.path)\n    train(1000)\n"
+    )
+    done = plan(tmp_path, "own.py")
+    assert done.returncode == 0, done.stderr
+    assert "nothing was stored" in done.stdout
+    assert "path None" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
+
+
 def test_the_tutorial_has_a_plan(tmp_path: Path) -> None:
     script = str(EXAMPLES / "tutorial" / "train.py")
     done = forked(
@@ -184,6 +196,13 @@ def test_everything_that_decides_about_steps_is_planned_too(folder: Path) -> Non
     assert content["forecast"][0]["share"] == pytest.approx(
         content["price"]["added_ms"] / content["price"]["plain_ms"]
     )
+
+
+def test_a_plan_names_what_it_does_not_forecast(folder: Path) -> None:
+    changes = ["probes.eyes={}", "interventions.none={of: eyes, select: '0', do: zero}"]
+    done = plan(folder, "--json", *changes, "checkpoints={every: 5}", "train.py")
+    (remark,) = [text for text in json.loads(done.stdout)["remarks"] if "not forecast" in text]
+    assert "probe eyes, intervention none, checkpoints" in remark
 
 
 def test_a_dry_run_in_code_ends_the_program(capsys: pytest.CaptureFixture[str]) -> None:

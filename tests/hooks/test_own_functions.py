@@ -212,8 +212,10 @@ def elsewhere(holder: types.SimpleNamespace) -> Callable[..., Any]:
     return backward
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-@pytest.mark.parametrize("held", [in_a_closure, in_globals, in_a_partial, elsewhere])
+@pytest.mark.parametrize(
+    ("held", "frozen"),
+    combined([in_a_closure, in_globals, in_a_partial, elsewhere], [False, True], rounds=1),
+)
 def test_an_original_is_found_wherever_it_is_held(
     tmp_path: Path, held: Callable[[types.SimpleNamespace], Callable[..., Any]], frozen: bool
 ) -> None:

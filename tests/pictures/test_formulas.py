@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 from sklearn.linear_model import RidgeClassifier  # type: ignore[import-untyped]
 from sklearn.metrics import confusion_matrix  # type: ignore[import-untyped]
+from sklearn.model_selection import StratifiedKFold  # type: ignore[import-untyped]
 
 from comgra_decl.pictures import cloud, likeness, predictions, units
 
@@ -109,6 +114,35 @@ def test_a_linear_model_reads_as_much_from_a_layer_as_that_of_scikit_learn(
     assert found == pytest.approx(wanted, abs=1e-12)
     nothing = np.zeros(40, np.bool_)
     assert np.isnan(predictions.linear_accuracy(values, labels, held_out=nothing, ridge=2.0))
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40))
+def test_every_class_with_two_samples_is_fitted_and_tested(labels: list[int]) -> None:
+    """As in scikit-learn, halves have the same number of each class, give or take one."""
+    classes = np.array(labels)
+    held_out = predictions.every_other(classes)
+    counts = Counter(labels)
+    assert Counter(classes[held_out].tolist()) == Counter({c: n // 2 for c, n in counts.items()})
+    if min(counts.values()) >= 2:
+        for _, test in StratifiedKFold(2).split(classes, classes):
+            theirs = Counter(classes[test].tolist())
+            assert all(abs(theirs[c] - (classes[held_out] == c).sum()) <= 1 for c in counts)
+
+
+@pytest.mark.parametrize("order", ["alternating", "sorted", "random"])
+@pytest.mark.parametrize("classes", range(2, 7))
+def test_separable_classes_are_read_perfectly_whatever_their_order(
+    classes: int, order: str
+) -> None:
+    labels = np.arange(4 * classes) % classes
+    labels = np.sort(labels) if order == "sorted" else labels
+    labels = rng.permutation(labels) if order == "random" else labels
+    values = 9.0 * np.eye(classes)[labels]
+    held_out = predictions.every_other(labels)
+    assert predictions.linear_accuracy(values, labels, held_out=held_out, ridge=1.0) == 1
+    values[0] = np.inf
+    found = predictions.linear_accuracy(values, labels, held_out=held_out, ridge=1.0)
+    assert np.isnan(found), "0 would look like a result"
 
 
 def test_a_unit_is_dead_if_it_is_never_above_zero() -> None:

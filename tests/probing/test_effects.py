@@ -404,9 +404,10 @@ def negated(x: Tensor) -> Tensor:
     return -x
 
 
-def test_in_a_linear_network_the_estimate_is_the_effect(tmp_path: Path) -> None:
-    exact, _ = passes(tmp_path, UNITS)
-    guess, made = passes(tmp_path, {**UNITS, "estimate": "gradient"})
+@pytest.mark.parametrize("mixes", [False, True], ids=["alone", "mixed"])
+def test_in_a_linear_network_the_estimate_is_the_effect(mixes: bool, tmp_path: Path) -> None:
+    exact, _ = passes(tmp_path, UNITS, mixes=mixes)
+    guess, made = passes(tmp_path, {**UNITS, "estimate": "gradient"}, mixes=mixes)
     assert made == 4
     pd.testing.assert_frame_equal(exact.effects("units"), guess.effects("units"), atol=1e-5, rtol=0)
     assert np.abs(samples_of(exact.effects("units"))).max() > 1e-3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from comgra_decl.errors import SpecError
 from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.hooks.probing.interventions import Interventions
 from comgra_decl.hooks.probing.passes import Edit, tensors_of
-from comgra_decl.hooks.probing.places import with_tensor
+from comgra_decl.hooks.probing.places import Modules, with_tensor
 from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.seclusion import secluded
 from comgra_decl.hooks.probing.subject import Subject
@@ -383,6 +384,75 @@ def test_mistakes_in_the_spec_are_found_when_it_is_loaded(spec: dict[str, Any], 
     with pytest.raises(SpecError) as error:
         load_spec({"probes": {"eyes": {}}, "interventions": declared})
     assert why in str(error.value)
+
+
+class Renamed(nn.Module):
+    """Modules with several names, and weights that are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = nn.Linear(4, 4)
+        self.alias = self.shared
+        self.layers = nn.ModuleList([self.shared, nn.Linear(4, 4)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the older form, which programs still use
+            self.older = nn.utils.weight_norm(nn.Linear(4, 4))
+        self.newer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (self.alias, *self.layers, self.older, self.newer):
+            x = torch.relu(layer(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"select": "alias"}, "; 'alias' is another name of 'shared', so select 'shared'"),
+        ({"select": "layers.0"}, "; 'layers.0' is another name of 'shared', so select 'shared'"),
+        (
+            {"select": "newer", "role": "weight"},
+            (
+                "(bias); weight is computed and is the output of 'newer.parametrizations.weight', "
+                "so select that, with the role output or one of original0, original1"
+            ),
+        ),
+        (
+            {"select": "older", "role": "weight"},
+            (
+                "(bias, weight_g, weight_v); weight is computed from these parameters, so change "
+                "one of them"
+            ),
+        ),
+    ],
+)
+def test_other_names_of_modules_and_computed_parameters_are_explained(
+    change: dict[str, Any], why: str
+) -> None:
+    declared = InterventionSpec.model_validate({"of": "eyes", "do": "zero", **change})
+    (problem,) = Modules(CleanCopy(Renamed(), {})).problems(declared, "a")
+    assert problem.endswith(why)
+
+
+def test_a_computed_weight_is_changed_where_it_is_computed() -> None:
+    torch.manual_seed(0)
+    model, x = Renamed(), torch.randn(COUNT, 4)
+    with torch.no_grad():
+        wanted = torch.relu(model.newer.bias).expand(COUNT, 4).tolist()
+    changes = {
+        "weight": {"select": "newer.parametrizations.weight", "do": "zero"},
+        "length": {"select": "newer.parametrizations.weight", "role": "original0", "do": "zero"},
+    }
+    declared = {name: {"of": "eyes", **each} for name, each in changes.items()}
+    probes = {"eyes": {"samples": {"count": COUNT}}}
+    with recording(
+        EVERYTHING, samples={"count": COUNT}, probes=probes, interventions=declared
+    ) as f:
+        model(x).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    output = next(i for k, i in f.slots.items() if (k.node, k.role) == ("Renamed", "output"))
+    for name in declared:
+        assert f.of(f"intervention:{name}")[0].values[output.id].tolist() == wanted
 
 
 # -- gradients ------------------------------------------------------------------------------------

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.decomposition import PCA  # type: ignore[import-untyped]
+from sklearn.linear_model import RidgeClassifier  # type: ignore[import-untyped]
 from sklearn.metrics import confusion_matrix  # type: ignore[import-untyped]
 from torch import nn
 from torch.nn import functional as F
 
 import comgra_decl as comgra
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import SpecError, UnknownNameError
 from comgra_decl.pictures import likeness
 from comgra_decl.query import Run
+from comgra_decl.records import COMPUTED_PICTURES
+from comgra_decl.spec import load_spec
 
 EYES = "probe:eyes"
 
@@ -68,7 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_names_are_those_of_the_spec_followed_by_what_records_give(run: Run) -> None:
     assert run.pictures[0] == "cam"
-    assert {"likeness", "confusion", "flow", "loss_cam"} < {*run.pictures}
+    assert run.pictures[1:] == [*COMPUTED_PICTURES]
 
 
 def test_a_cloud_has_one_basis_for_all_steps(run: Run) -> None:
@@ -118,8 +123,15 @@ def test_calibration_covers_every_sample(run: Run) -> None:
 
 def test_a_linear_model_is_fitted_for_each_layer_and_step(run: Run) -> None:
     found = run.picture("linear_probe")
-    assert found.values.shape == (3, len(found.labels["node"]))
-    assert ((found.values >= 0) & (found.values <= 1)).all()
+    assert found.facts == {"fitted": [6] * 3, "tested": [6] * 3}
+    for i, step in enumerate(found.labels["step"]):
+        labels = np.array([int(label) for label in run.samples(step, type=EYES)["label"]])
+        at = [np.flatnonzero(labels == cls) for cls in range(3)]
+        fitted, tested = (np.concatenate([each[half::2] for each in at]) for half in (0, 1))
+        for j, node in enumerate(found.labels["node"]):
+            values = run.value(node, step, type=EYES).reshape(12, -1).astype(np.float64)
+            wanted = RidgeClassifier(alpha=1.0).fit(values[fitted], labels[fitted])
+            assert found.values[i, j] == wanted.score(values[tested], labels[tested])
 
 
 def test_dead_units_are_those_that_are_never_above_zero(run: Run) -> None:
@@ -145,6 +157,7 @@ def test_flow_is_the_norm_of_each_gradient_in_the_order_of_the_nodes(run: Run) -
     assert found.labels["node"] == [n for n in run.nodes if n in found.labels["node"]]
     for node, norm in zip(found.labels["node"], found.values, strict=True):
         assert norm == pytest.approx(run.slot(node).grad.series("l2")[3])
+    assert np.array_equal(run.picture("flow", 3, type="train"), found)
 
 
 def test_the_cam_of_the_loss_needs_no_model(run: Run) -> None:
@@ -166,6 +179,14 @@ MISTAKES: dict[str, tuple[Callable[[Run], Any], str]] = {
         lambda run: run.picture("confusion", node="conv"),
         r"has the shape \(12, 5, 4, 4\), not \[samples, classes\]",
     ),
+    "other probe": (
+        lambda run: run.picture("cam", node="conv", type="train"),
+        "'cam' belongs to 'probe:eyes', not 'train'; omit `type`",
+    ),
+    "no gradients": (
+        lambda run: run.picture("flow", type=EYES),
+        "no gradients were recorded with type 'probe:eyes'",
+    ),
     "basis": (lambda run: run.embedding("conv", "first"), "is not 'all', 'last' or a basis"),
     "axes": (lambda run: run.embedding("target"), "no values|has no cloud|role"),
 }
@@ -176,6 +197,121 @@ def test_what_cannot_be_shown_says_why(run: Run, case: str) -> None:
     ask, why = MISTAKES[case]
     with pytest.raises(UnknownNameError, match=why):
         ask(run)
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.norm = nn.LayerNorm(4)
+        self.head = nn.Linear(4, 7)
+        self.value = nn.Linear(4, 1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(self.embed(tokens))
+        self.value(hidden)
+        return self.head(hidden)[:, -1]
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A language model with one sample of each class, and pictures of which some cannot be made."""
+    torch.manual_seed(0)
+    model = Tokens()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    spec: dict[str, Any] = {
+        "nodes": {"all": {"select": "**", "capture": ["output"], "values": True}},
+        "probes": {"words": {"samples": {"count": 3, "by": "target"}}},
+        "pictures": {
+            "lens": {"method": "logit_lens", "of": "words", "select": "embed"},
+            "worth": {"method": "logit_lens", "of": "words", "select": "embed", "head": "value"},
+            "hidden": {"method": "occlusion", "of": "words", "window": [2]},
+            "cam": {"method": "grad_cam", "of": "words", "select": "embedd"},
+        },
+        "rules": "off",
+    }
+    with comgra.trace(spec, root=tmp_path_factory.mktemp("runs")) as session:
+        for _ in range(2):
+            optimizer.zero_grad()
+            given = torch.arange(15).reshape(3, 5) % 7
+            F.cross_entropy(model(given), torch.arange(3)).backward()
+            optimizer.step()
+    assert session.path is not None
+    return comgra.open_run(session.path)
+
+
+def test_a_lens_has_an_axis_of_positions(tokens: Run) -> None:
+    found = tokens.picture("lens")
+    assert (found.axes, found.values.shape) == (("sample", "position"), (3, 5))
+
+
+REFUSED = {
+    "worth": "at step 0: 'value' returns one number at each position.* head: lm_head",
+    "hidden": "at step 0: occlusion covers parts of the input, but .* tokens. Use another method",
+    "cam": "at step 0: select: 'embedd' matches no module.*did you mean 'embed'",
+    "linear_probe": r"two samples; those of step 0 have the classes \[0, 1, 2\]",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_picture_that_could_not_be_made_says_why(tokens: Run, name: str) -> None:
+    with pytest.raises(UnknownNameError, match=f"(?s){REFUSED[name]}"):
+        tokens.picture(name)
+    assert name not in tokens.pictures or name in COMPUTED_PICTURES
+
+
+def test_a_picture_has_no_name_of_a_computed_one() -> None:
+    spec = {"probes": {"p": {}}, "pictures": {"flow": {"method": "saliency", "of": "p"}}}
+    with pytest.raises(SpecError, match=r"pictures.flow: every run has a picture called 'flow'"):
+        load_spec(spec)
+
+
+class Noisy(nn.Module):
+    """Draws from all generators, and counts its calls; its last two inputs have no effect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(5, 8)
+        self.second = nn.Linear(8, 2)
+        self.generator = torch.Generator().manual_seed(1)
+        self.register_buffer("calls", torch.zeros(()))
+        with torch.no_grad():
+            self.first.weight[:, 3:] = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls: torch.Tensor = self.calls + 1
+        hidden = F.dropout(self.first(x), 0.5)
+        hidden = hidden * (torch.rand(8, generator=self.generator) + random.random())
+        return self.second(hidden.relu() * np.random.rand()) + self.calls
+
+
+def test_all_passes_of_a_picture_draw_the_same_random_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Noisy()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(6, 5)
+    spec: dict[str, Any] = {
+        "nodes": {"all": {"select": "**", "capture": ["output"]}},
+        "probes": {"p": {"mode": "train", "samples": {"count": 4}}},
+        "pictures": {
+            "hide": {"method": "occlusion", "of": "p", "window": [1], "target": 1},
+            "ig": {"method": "integrated_gradients", "of": "p", "target": 1, "points": 200},
+            "slope": {"method": "input_x_gradient", "of": "p", "target": 1},
+            "cam": {"method": "saliency", "of": "p", "target": 1},
+        },
+        "rules": "off",
+    }
+    with comgra.trace(spec, root=tmp_path) as session:
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert session.path is not None
+    found = comgra.open_run(session.path)
+    assert not found.picture("hide").values[:, 3:].any(), "inputs without effect"
+    assert found.picture("hide").values[:, :3].any()
+    assert np.abs(found.picture("ig").facts["gap"]).max() < 1e-2
+    slope = np.abs(found.picture("slope").values)
+    saliency = found.picture("cam").values * np.abs(x[:4].numpy())
+    np.testing.assert_allclose(slope, saliency, rtol=1e-6)
 
 
 _WITHOUT_TORCH = """

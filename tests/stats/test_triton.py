@@ -33,7 +33,7 @@ from .recording import Tensors, Tolerance, check, ready, reduce, reducer
 if platform.system() != "Linux":
     pytest.importorskip("triton")  # it is built only for Linux
 from comgra_decl.stats.fused import Arena, Launcher, Plan, Rows, kind_of
-from tests.support.shortened import shortened
+from tests.support.shortened import combined, shortened
 
 with_interpreter = pytest.mark.skipif(
     version("triton").startswith(("3.0.", "3.1.", "3.2.")),
@@ -136,9 +136,12 @@ def test_triton_keeps_the_spread_of_numbers_far_from_zero(
 BAD = [torch.nan, torch.inf, -torch.inf]
 
 
-@pytest.mark.parametrize("length", [33, 5000])
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-@pytest.mark.parametrize("bad", [c for n in (1, 2, 3) for c in itertools.combinations(BAD, n)])
+@pytest.mark.parametrize(
+    ("bad", "dtype", "length"),
+    combined(
+        [c for n in (1, 2, 3) for c in itertools.combinations(BAD, n)], FLOATS, [33, 5000], rounds=2
+    ),
+)
 def test_triton_treats_what_is_not_finite_as_numpy_does(
     bad: tuple[float, ...], dtype: torch.dtype, length: int
 ) -> None:

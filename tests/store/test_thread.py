@@ -6,10 +6,13 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from comgra_decl.errors import StoreError
-from comgra_decl.records import RawStep, StepBatch
+from comgra_decl.records import RawStep, ScalarBatch, StepBatch
 from comgra_decl.store import Reader, RunWriter, WriterThread
 from comgra_decl.store.commit import Commit
 from comgra_decl.store.database import TransientStoreError
@@ -60,6 +63,38 @@ def test_a_step_larger_than_the_queue_passes() -> None:
         thread.put(raw(step, size=10_000))
     thread.close(PATIENCE)
     assert writer.records == 3
+
+
+@given(st.lists(st.sampled_from(["metric", 10, 40, 60, 300]), min_size=1, max_size=12))
+def test_nobody_waits_for_space_while_the_writer_waits_for_its_interval(
+    puts: list[str | int],
+) -> None:
+    """A record may take most of the queue, all of it or more; metrics may be in its way."""
+    writer = FakeWriter()
+    limit = (
+        100 * 800 + 3000
+    )  # 100 rows of the raw sums that `raw` creates, and what comes with them
+    thread, errors = thread_of(writer, commit_interval=1000, queue_bytes=limit)
+
+    def train() -> None:
+        for step, what in enumerate(puts):
+            if isinstance(what, int):
+                thread.put(raw(step, size=100 * what))
+            else:
+                one = np.full(1, step, np.int64)
+                thread.put_scalars(ScalarBatch(one, one.astype(np.float64), ["loss"], ["train"]))
+
+    training = threading.Thread(target=train, daemon=True)
+    training.start()
+    training.join(PATIENCE)
+    waits = training.is_alive()
+    thread.close(PATIENCE)
+    assert not waits
+    assert errors == []
+    steps = [step for commit in writer.commits for step in commit]
+    assert steps == [step for step, what in enumerate(puts) if what != "metric"]
+    assert sum(len(part.names) for part in writer.scalars) == puts.count("metric")
+    assert thread._bytes == 0
 
 
 def test_steps_are_waited_for_once_before_they_are_read() -> None:

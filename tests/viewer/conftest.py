@@ -1,8 +1,6 @@
 """A real browser for the viewer's tests.
 
 Fixtures:
-    chromium: The browser, one per test session (headless, from `CHROMIUM`, `/usr/bin/chromium` or
-        the PATH; tests that need it are skipped if there is none).
     page: A fresh page. After the test, fails if the page logged an error or a warning to the
         console, raised an exception, or sent a request outside this machine. Use `page.goto(url)`,
         then wait with `playwright.sync_api.expect`, never with sleep.
@@ -20,25 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 PATIENCE = 30_000  # milliseconds for anything to happen, on a busy machine
 VIEWPORT = {"width": 1400, "height": 840}
 
@@ -56,26 +42,6 @@ LOCAL = re.compile(
 HARMLESS = re.compile(
     r"GL Driver Message|StreamClosedError|WebSocketClosedError|The input spec uses Vega-Lite"
 )
-
-
-def browser_path() -> str | None:
-    """Returns the Chromium to use, or None."""
-    names = [os.environ.get("CHROMIUM"), "/usr/bin/chromium"]
-    found = [name for name in names if name and Path(name).exists()]
-    return found[0] if found else shutil.which("chromium") or shutil.which("google-chrome")
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """The browser."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    path = browser_path()
-    if path is None:
-        pytest.skip("no Chromium on this machine (set CHROMIUM to its path)")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=path, args=FLAGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="session")

@@ -178,7 +178,7 @@ WAYS = [as_model, as_method, as_function, without_autograd, not_at_all]
 
 @pytest.mark.parametrize(
     ("learn", "way", "mode"),
-    combined(LEARN, WAYS, ["eager", "auto"], rounds=2),
+    combined(LEARN, WAYS, ["eager", "auto"], rounds=1),
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_is_unused_has_the_gradient_that_it_has_untraced(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Any, TextIO
 
+from comgra_decl.doors import environment
 from comgra_decl.doors.script import Call, UsageError, parse, run
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ usual; its output goes to standard error.
   KEY=VALUE         an override, such as schedule.every=10
   -m MODULE         run a module instead of a file, like `python -m`
 
-For a Hydra application: python train.py +comgra=debug +comgra.dry_run=true
+Where the program itself declares what to record, that is ignored. To plan it, set dry_run: true in
+its spec. In a Hydra application: python train.py +comgra=debug +comgra.dry_run=true
 
 Exit codes: 0 every pattern matched; 3 a pattern matched nothing, or nothing was recorded; 2 invalid
 spec or command line; otherwise the script's own.
@@ -77,8 +79,12 @@ def _plan(call: Call, *, as_json: bool) -> None:
         return session
 
     call.overrides.append("dry_run=true")
-    with redirect_stdout(sys.stderr):
-        run(call, start=start)
+    environment.planned = True
+    try:
+        with redirect_stdout(sys.stderr):
+            run(call, start=start)
+    finally:
+        environment.planned = False
     sys.exit(made[0].exit_code)
 
 

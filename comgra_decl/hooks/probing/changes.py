@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from comgra_decl.errors import ProbeError, did_you_mean
-from comgra_decl.hooks.probing.samples import call_named
+from comgra_decl.hooks.probing.samples import call_named, widened
 from comgra_decl.spec.interventions import (
     AddChange,
     CategoryDifference,
@@ -57,9 +57,11 @@ def changed(
 ) -> torch.Tensor:
     """Return the changed tensor, of the same shape and dtype; gradients pass through.
 
+    It may be expanded, and may share memory with `clean` or with what a function keeps.
+
     Args:
         do: the change.
-        tensor: the tensor, [replicas * samples, ...], or a parameter.
+        tensor: the tensor, [replicas * samples, ...], or a parameter. It is never written to.
         clean: its value in the unchanged pass, [samples, ...]; for a parameter, its own.
         samples: the samples.
 
@@ -92,7 +94,7 @@ def _changed(do: Change, tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(do, PatchChange):
         return _from_file(str(do.patch), tensor).broadcast_to(tensor.shape)
     assert isinstance(do, FunctionChange)
-    given: torch.Tensor = call_named(do, tensor)
+    given: torch.Tensor = call_named(do, tensor.clone())  # it may write to what it receives
     return given
 
 
@@ -163,18 +165,27 @@ def _sources(patch: str | int | list[int], count: int) -> list[int]:
 
 
 def _projected(tensor: torch.Tensor, direction: torch.Tensor, along: int) -> torch.Tensor:
-    """Remove the component of a dimension along a direction."""
-    dim = along % tensor.dim()
+    """Remove the component of a dimension along a direction.
+
+    A direction with several dimensions belongs to the last dimensions of the tensor, as in
+    broadcasting, and is averaged over all of them except `along`.
+    """
+    rank, shape = tensor.dim(), list(direction.shape)
+    if not -rank <= along < rank:
+        raise ProbeError(f"a tensor of shape {list(tensor.shape)} has no dimension {along}")
+    dim = along % rank
+    tensor, direction = widened(tensor), widened(direction)
     if direction.dim() > 1:
-        kept = along % direction.dim()
-        others = [d for d in range(direction.dim()) if d != kept]
-        direction = direction.mean(others) if others else direction
+        kept = dim - rank + direction.dim()
+        if not 0 <= kept < direction.dim():
+            raise ProbeError(f"the direction has the shape {shape}, without dimension {along}")
+        direction = direction.mean([d for d in range(direction.dim()) if d != kept])
     if direction.dim() != 1 or len(direction) != tensor.shape[dim]:
         raise ProbeError(
-            f"the direction has the shape {list(direction.shape)}, but dimension {along} has "
-            f"{tensor.shape[dim]} entries"
+            f"the direction has the shape {shape}, but dimension {along} has {tensor.shape[dim]} "
+            "entries"
         )
-    view = [1] * tensor.dim()
+    view = [1] * rank
     view[dim] = len(direction)
     square = direction @ direction
     if not float(square) > 0:

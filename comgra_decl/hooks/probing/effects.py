@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from comgra_decl.hooks.probing.places import (
     picked,
     with_tensor,
 )
+from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.spec.interventions import NODE, FunctionChange, InterventionSpec
 
 _SAME = 1e-3
@@ -186,7 +187,7 @@ def _together(
 
 
 def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    scale = float(other.abs().max())
+    scale = float(other.nan_to_num(0.0, 0.0, 0.0).abs().max()) if other.numel() else 0.0
     return bool(torch.allclose(one, other, rtol=_SAME, atol=_SAME * scale, equal_nan=True))
 
 
@@ -221,7 +222,7 @@ class _Tapping(Numbered):
         call, tensor = Call(path, self._edit.spec.role, number), found.tensor
         if not tensor.requires_grad:
             self.leaves.append(tensor.detach().requires_grad_())
-            tensor = self.leaves[-1].view_as(tensor)
+            tensor = self.leaves[-1].clone()  # unlike a view, the model may write to it
             value = with_tensor(value, found.tensor, tensor)
         self.values[call] = tensor.detach().clone()
         tensor.register_hook(lambda gradient: self._keep(call, gradient))
@@ -244,29 +245,82 @@ def estimated(
     """
     tapping = _Tapping(edit)
     with torch.enable_grad(), study.changed(first, watch=tapping) as output:
-        baseline = gauge(output)[0]
-        if not baseline.requires_grad:
+        measures = gauge(output)[0]
+        if not measures.requires_grad:
             raise ProbeError("the measure has no gradient with respect to the selected tensors")
         parameters = (p for p in study.subject.copy.module.parameters() if p.requires_grad)
-        leaves = [*parameters, *tapping.leaves]
-        torch.autograd.grad(baseline.sum(), leaves, allow_unused=True)
-    found = []
+        gradients = _gradients(measures, tapping, [*parameters, *tapping.leaves])
     with torch.no_grad():
-        total = {call: _contribution(edit, call, tapping, study) for call in tapping.values}
-        for group in groups(spec, edit, study):
-            calls = [call for call in total if group.path in (None, call.path)]
-            each = [_by_place(total[call], call.path, group, edit, study) for call in calls]
-            found.append(torch.stack(each).sum(0))
-    return Effects(torch.cat(found, 1), baseline.detach())
+        changes = {call: _change(edit, call, tapping, study) for call in tapping.values}
+        wanted = groups(spec, edit, study)
+        parts = [_first_order(each, changes, wanted, edit, study) for each in gradients]
+        values = parts[0] if len(parts) == 1 else torch.stack([each.sum(0) for each in parts])
+    return Effects(values, measures.detach())
 
 
-def _contribution(edit: Edit, call: Call, tapping: _Tapping, study: Study) -> torch.Tensor:
-    """Return the gradient times the change, element by element."""
+Gradients = dict[Call, torch.Tensor]
+
+
+def _gradients(
+    measures: torch.Tensor, tapping: _Tapping, leaves: Sequence[torch.Tensor]
+) -> list[Gradients]:
+    """Return the gradients of the measures with respect to the tapped tensors.
+
+    Returns:
+        One entry with the gradient of each sample's measure at the sample's own values or, if the
+        measure of a sample depends on other samples, an entry for each sample, with the gradient of
+        its measure at the values of all samples.
+    """
+
+    def backward(of: torch.Tensor) -> Gradients:
+        tapping.gradients = {}
+        torch.autograd.grad(of, leaves, allow_unused=True, retain_graph=True)
+        return tapping.gradients
+
+    together = backward(measures.sum())
+    weights = torch.arange(1, len(measures) + 1, device=measures.device)
+    weighted = backward((measures * weights).sum())
+    apart = all(_agree(weighted[call], _scaled(together[call], weights)) for call in together)
+    return [together] if apart else [backward(measure) for measure in measures]
+
+
+def _scaled(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Multiply the gradient at the values of each sample by a weight."""
+    if not gradient.dim() or len(gradient) != len(weights):
+        shape, count = list(gradient.shape), len(weights)
+        raise ProbeError(
+            f"an estimate needs samples in the first dimension, but the shape is {shape} for "
+            f"{count} samples"
+        )
+    return gradient * weights.view(-1, *[1] * (gradient.dim() - 1))
+
+
+def _change(edit: Edit, call: Call, tapping: _Tapping, study: Study) -> torch.Tensor:
+    """Return the change of each element, at least in float32."""
     old = tapping.values[call]
     new = changed(edit.spec.do, old, study.clean.get(call), study.samples)
     edit.tally.add(old, new, None)
-    gradient = tapping.gradients.get(call)
-    return torch.zeros_like(old) if gradient is None else gradient * (new - old)
+    return widened(new) - widened(old)
+
+
+def _first_order(
+    gradients: Gradients,
+    changes: Mapping[Call, torch.Tensor],
+    wanted: Sequence[Group],
+    edit: Edit,
+    study: Study,
+) -> torch.Tensor:
+    """Return the gradients times the changes, summed over each place, [samples, places]."""
+    found = []
+    for group in wanted:
+        each = []
+        for call in (call for call in changes if group.path in (None, call.path)):
+            change = changes[call]
+            gradient = gradients.get(call)
+            total = torch.zeros_like(change) if gradient is None else widened(gradient) * change
+            each.append(_by_place(total, call.path, group, edit, study))
+        found.append(torch.stack(each).sum(0))
+    return torch.cat(found, 1)
 
 
 def _by_place(
@@ -274,8 +328,6 @@ def _by_place(
 ) -> torch.Tensor:
     """Return the sums of values, [samples, ...], over each place, [samples, places]."""
     divisions = edit.divisions(path, values, study.modules.heads)
-    wanted = torch.float64 if values.dtype == torch.float64 else torch.float32
-    values = values.to(wanted)
     dims = [each.dim for each in divisions.values()]
     for dim in range(1, values.dim()):
         if dim not in dims:

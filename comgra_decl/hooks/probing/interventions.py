@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import isnan
 from typing import Any
 
 import torch
@@ -181,6 +182,11 @@ class Interventions:
             self._tell(name, f"{whose} changed {_amount(facts['changes'])}")
             if "unmeasured" in facts and "measure" in spec.model_fields_set:
                 self._warn(f"{whose} has no effects: {facts['unmeasured']}")
+            missing = [i for i, value in enumerate(facts.get("clean", ())) if isnan(value)]
+            if missing:
+                self._warn(
+                    f"{whose}: {_samples(missing)} no measure (NaN), even without the change"
+                )
         idle = [i for i, change in enumerate(facts["changes"]) if not change["changed"]]
         if len(idle) == len(facts["changes"]):
             self._warn(f"{whose} did nothing: every element kept its value")
@@ -210,6 +216,11 @@ def _never(where: str, change: ChangeSpec, paths: Sequence[str], study: Study) -
         f"{where}.role: no call of a selected module ({shown}{more}) has {change.role!r}; it has "
         f"{', '.join(roles)}{did_you_mean(change.role, roles)}"
     )
+
+
+def _samples(numbers: Sequence[int]) -> str:
+    shown = ", ".join(map(str, numbers[:_SHOWN])) + (", ..." if len(numbers) > _SHOWN else "")
+    return f"sample {shown} has" if len(numbers) == 1 else f"samples {shown} have"
 
 
 def _amount(changes: Sequence[Mapping[str, Any]]) -> str:

@@ -44,13 +44,18 @@ class Lens:
         named = frozenset(path for path in (norm, head) if path is not None)
         self._watch = watch = _Calls(frozenset(layers), named)
         args, kwargs = subject.samples.to(subject.copy.device)
-        subject.copy.run(args, kwargs, watch=watch)
+        subject.run(args, kwargs, watch)
         self.head = head if head is not None else watch.last_linear()
         called = watch.calls.get(self.head)
         if called is None:
             raise ProbeError(f"the head {self.head!r} was not called with a tensor")
         self.norm = norm if norm is not None else watch.norm_before(called)
         self.final = called.output
+        if called.output.shape[-1] < 2:
+            raise ProbeError(
+                f"{self.head!r} returns one number at each position, so it does not predict "
+                f"tokens; {_HOW.format('head', 'lm_head')}"
+            )
         for path in layers:
             if path not in watch.outputs:
                 raise ProbeError(f"{path} was not called, or returns no floating-point tensor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -13,6 +14,9 @@ EXTRA_STATE = "_extra_state"
 """The end of the name of an entry in a state dict that is not a tensor of the model."""
 
 _SHOWN = 5
+
+_WRAPPERS = re.compile(r"(_orig_mod\.|module\.)+")
+"""What `torch.compile` and DistributedDataParallel prepend to the names in a state dict."""
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
@@ -36,8 +40,8 @@ def load(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 
     Args:
         module: the module, which has no wrapper.
-        weights: tensors by name. Every parameter and every persistent buffer must be among them;
-            buffers that are not persistent may be.
+        weights: tensors by name, or by the name that they have in a wrapper. Every parameter and
+            every persistent buffer must be among them; buffers that are not persistent may be.
 
     Raises:
         CallError: a name or a shape does not fit; lists the first ones.
@@ -45,6 +49,9 @@ def load(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     found = list(named_tensors(module))
     own = {name: tensor for name, tensor, _ in found}
     given = {name: t for name, t in weights.items() if not name.endswith(EXTRA_STATE)}
+    if not given.keys() <= own.keys():
+        bare = {_WRAPPERS.sub("", name, 1): t for name, t in given.items() if _WRAPPERS.match(name)}
+        given = bare if len(bare) == len(given) and bare.keys() <= own.keys() else given
     problems = [
         f"{name!r} is missing" for name, _, lasting in found if lasting and name not in given
     ]

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
-from comgra_decl.hooks.probing.passes import parts_of
-from comgra_decl.hooks.probing.samples import Samples, call_named
+from comgra_decl.hooks.probing.passes import parts_of, with_copies
+from comgra_decl.hooks.probing.samples import Samples, call_named, widened
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.spec.interventions import DifferenceMeasure, FunctionMeasure, InterventionSpec
 
@@ -48,7 +48,7 @@ class Gauge:
         """
         parts = parts_of(output, count=self._count, times=replicas)
         values = torch.stack([self._one(part) for part in parts])
-        return values if values.dtype == torch.float64 else values.float()
+        return widened(values) if values.is_floating_point() else values.double()
 
     def _one(self, output: Any) -> torch.Tensor:
         measure = self._spec.measure
@@ -73,7 +73,7 @@ class Gauge:
         return _at(placed, self._wanted(measure))
 
     def _called(self, measure: FunctionMeasure, output: Any) -> torch.Tensor:
-        found = call_named(measure, output)
+        found = call_named(measure, with_copies(output))
         if not isinstance(found, torch.Tensor) or found.shape != (self._count,):
             shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
             raise ProbeError(
@@ -94,13 +94,13 @@ class Gauge:
         raise ProbeError("the model returns no tensor with one entry per sample")
 
     def _placed(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return [samples, classes], at the position that the spec names."""
+        """Return [samples, classes], at the position that the spec names, at least in float32."""
         if scores.dim() < 3:
-            return scores
+            return widened(scores)
         position, size = self._spec.position, scores.shape[1]
         if not -size <= position < size:
             raise ProbeError(f"position {position} does not exist; the model returns {size}")
-        return scores[:, position]
+        return widened(scores[:, position])
 
     def _classes_at(self, scores: torch.Tensor, what: str) -> torch.Tensor:
         if scores.dim() == 1:
@@ -137,9 +137,8 @@ class Gauge:
     def _loss_of_tokens(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of the next tokens, [samples]."""
         tokens = self._tokens(scores.shape[:2]).to(scores.device)[:, 1:]
-        losses = F.cross_entropy(
-            scores[:, :-1].transpose(1, 2), tokens, reduction="none", ignore_index=_IGNORED
-        )
+        logits = widened(scores[:, :-1]).transpose(1, 2)
+        losses = F.cross_entropy(logits, tokens, reduction="none", ignore_index=_IGNORED)
         return losses.sum(1) / (tokens != _IGNORED).sum(1)
 
     def _tokens(self, shape: Sequence[int]) -> torch.Tensor:

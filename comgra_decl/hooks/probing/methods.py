@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.lens import Lens
+from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Point, Subject, Tap
 from comgra_decl.records import LENS_TOKENS
 from comgra_decl.spec.pictures import (
@@ -29,7 +30,7 @@ from comgra_decl.spec.pictures import (
     PictureSpec,
     SaliencySpec,
 )
-from comgra_decl.spec.selectors import is_selected
+from comgra_decl.spec.selectors import is_selected, misses
 
 _UNREACHED = "the model's outputs have no gradient"
 
@@ -199,7 +200,8 @@ def _cams(
         gradient = tap.gradients.get(path)
         if gradient is not None:
             over = tuple(range(2, output.dim()))
-            cams[path] = (gradient.mean(over, keepdim=True) * output).sum(1)
+            weights = widened(gradient).mean(over, keepdim=True)
+            cams[path] = (weights * widened(output)).sum(1)
     if not cams:
         raise ProbeError(f"no gradient reaches {', '.join(paths)}")
     return cams
@@ -207,9 +209,11 @@ def _cams(
 
 def _selected(spec: GradCamSpec | GuidedGradCamSpec | LogitLensSpec, subject: Subject) -> list[str]:
     modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
-    paths = [p for p, m in modules.items() if is_selected(spec.select, facts_of(p, m))]
+    facts = [facts_of(path, module) for path, module in modules.items()]
+    paths = [each.path for each in facts if is_selected(spec.select, each)]
     if not paths:
-        raise ProbeError("`select` matches no module of the model")
+        why = "; ".join(misses("select", spec.select, facts))
+        raise ProbeError(why or "select: matches no module of the model")
     return paths
 
 
@@ -224,7 +228,7 @@ def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
                     f"token {explained} does not exist; the head returns {logits.shape[-1]}"
                 )
             chosen = torch.as_tensor(explained, device=logits.device).expand(logits.shape[:-1])
-            likely = logits.log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
+            likely = widened(logits).log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
             maps.append(Map(path, "output", likely))
             maps.append(Map(path, f"output{LENS_TOKENS}", logits.argmax(-1)))
     facts = {"method": spec.method, "target": spec.target, "norm": lens.norm, "head": lens.head}
@@ -235,7 +239,12 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
     """Return the mean drop in the explained number over the windows that cover each element."""
     point = subject.point()
     value, dims = point.value, len(spec.window)
-    if point.node is not None or value.dim() < dims + 1:
+    if point.node is not None:
+        raise ProbeError(
+            "occlusion covers parts of the input, but this model's input is tokens. Use another "
+            "method, such as integrated_gradients, which explains the output of an embedding"
+        )
+    if value.dim() < dims + 1:
         raise ProbeError(
             f"occlusion with a window of {spec.window} needs a floating-point input with at least "
             f"{dims} dimensions per sample"

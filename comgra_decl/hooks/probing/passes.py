@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from comgra_decl.hooks.probing.places import (
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.boundaries import input_role
-from comgra_decl.spec.interventions import ChangeSpec, PartSpec
+from comgra_decl.spec.interventions import ChangeSpec, PartSpec, ProjectionChange
 
 
 class Call(NamedTuple):
@@ -173,6 +173,7 @@ class Edit:
                 replicas=samples.replicas,
                 device=tensor.device,
             )
+            self._check_direction(tensor)
             new = changed(self.spec.do, tensor, clean, samples)
         except Exception as error:
             tensor_of = f"{path or 'the model'}, {self.spec.role}"
@@ -181,7 +182,10 @@ class Edit:
             new = torch.where(where, new, tensor)
         with torch.no_grad():
             self.tally.add(tensor, new, where)
-        return new
+        # The model may view it as it views the original, and may write to it.
+        wanted = torch.empty_like(tensor, device="meta").stride()
+        own = where is not None and new.stride() == wanted
+        return new if own else torch.empty_like(tensor).copy_(new)
 
     def divisions(
         self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
@@ -191,10 +195,19 @@ class Edit:
         Raises:
             ProbeError: they cannot divide it.
         """
-        return {
+        found = {
             name: division(name, part, tensor.shape, heads(path))
             for name, part in self.parts.items()
         }
+        for name, each in found.items():
+            if each.dim == 0 and not self.spec.of_parameters:
+                raise ProbeError(f"{name}: {_of_samples(self.parts[name].dim, tensor)}")
+        return found
+
+    def _check_direction(self, tensor: torch.Tensor) -> None:
+        along = self.spec.do.dim if isinstance(self.spec.do, ProjectionChange) else None
+        if along == -tensor.dim() and not self.spec.of_parameters:
+            raise ProbeError(_of_samples(along, tensor))
 
     def _regions(
         self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
@@ -204,6 +217,10 @@ class Edit:
         divisions = self.divisions(path, tensor, heads)
         indices = {name: chosen(name, self.parts[name], d.count) for name, d in divisions.items()}
         return [Region(None, None, indices)]
+
+
+def _of_samples(dim: int | None, tensor: torch.Tensor) -> str:
+    return f"dimension {dim} of a tensor of shape {list(tensor.shape)} is that of the samples"
 
 
 class Numbered(ABC):
@@ -379,6 +396,14 @@ def parts_of(output: Any, *, count: int, times: int) -> Iterator[Any]:
         yield part
 
 
+def with_copies(output: Any) -> Any:
+    """Return a nested output with copies of its tensors, which others may write to."""
+    with suppress(ProbeError):  # of a type whose contents cannot be replaced
+        for _, tensor in tensors_in(output):
+            output = with_tensor(output, tensor, tensor.clone())
+    return output
+
+
 class Study:
     """The samples and the copy of the model at one record, for passes with and without changes.
 
@@ -421,7 +446,8 @@ class Study:
         args, kwargs = self.subject.samples.to(self.subject.copy.device)
         remembering = Remembering(self._wanted, watch)
         with torch.no_grad():
-            self.output = self.subject.copy.run(args, kwargs, watch=remembering)
+            # The model may return a buffer, to which the next pass writes.
+            self.output = with_copies(self.subject.copy.run(args, kwargs, watch=remembering))
         self.clean, self.seen = remembering.values, remembering.seen
 
     @contextmanager

@@ -14,6 +14,7 @@ from torch import nn
 from comgra_decl.errors import ProbeError, did_you_mean
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.copying import CleanCopy
+from comgra_decl.spec.globs import matches
 from comgra_decl.spec.interventions import KNOWN_PARTS, ChangeSpec, PartSpec
 from comgra_decl.spec.selectors import is_selected, misses
 
@@ -52,6 +53,11 @@ class Modules:
         self.by_path: dict[str, nn.Module] = {
             clean.paths[id(m)]: m for m in clean.module.modules() if id(m) in clean.paths
         }
+        self._aliases = {
+            name: clean.paths[id(m)]
+            for name, m in clean.module.named_modules(remove_duplicate=False)
+            if id(m) in clean.paths and name not in self.by_path
+        }
 
     def selected(self, change: ChangeSpec) -> list[str]:
         """Return the paths of the modules that a change selects, in the order of the model."""
@@ -65,7 +71,10 @@ class Modules:
     def problems(self, change: ChangeSpec, where: str) -> list[str]:
         """Return a sentence for each pattern and parameter of a change that does not exist."""
         facts = [facts_of(path, module) for path, module in self.by_path.items()]
-        found = [*misses(f"{where}.select", change.select, facts)]
+        found = [
+            sentence + self._other_names(change)
+            for sentence in misses(f"{where}.select", change.select, facts)
+        ]
         paths = self.selected(change)
         if not found and not paths:
             every = any(is_selected(change.select, f) for f in facts)
@@ -78,7 +87,31 @@ class Modules:
         known = sorted({name for p in paths for name, _ in _own(self.by_path[p])})
         there = ", ".join(known) or "they have none"
         sentence = f"{where}.role: no selected module has a parameter {change.role!r} ({there})"
-        return [sentence + did_you_mean(change.role, known)]
+        computed = next(filter(None, (self._computed(p, change.role) for p in paths)), None)
+        return [sentence + (computed or did_you_mean(change.role, known))]
+
+    def _other_names(self, change: ChangeSpec) -> str:
+        """Name the modules of which patterns match only further names."""
+        globs = [glob for selector in change.select for glob in selector.path]
+        return "".join(
+            f"; {alias!r} is another name of {path!r}, so select {path!r}"
+            for alias, path in self._aliases.items()
+            if any(matches(glob, alias) for glob in globs)
+        )
+
+    def _computed(self, path: str, name: str) -> str | None:
+        """Explain a parameter that a module computes from others, as in weight norm."""
+        module = self.by_path[path]
+        inner = f"{path}.parametrizations.{name}".removeprefix(".")
+        if inner in self.by_path:
+            from_ = ", ".join(own for own, _ in _own(self.by_path[inner]))
+            return (
+                f"; {name} is computed and is the output of {inner!r}, so select that, with the "
+                f"role output or one of {from_}"
+            )
+        if isinstance(vars(module).get(name), torch.Tensor):
+            return f"; {name} is computed from these parameters, so change one of them"
+        return None
 
     def parameters(self, path: str, change: ChangeSpec) -> list[tuple[str, torch.Tensor]]:
         """Return the parameters of a module that a change selects, with their names."""

@@ -14,7 +14,7 @@ import torch
 from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.probing.copying import CleanCopy, NotReadyError
 from comgra_decl.hooks.probing.methods import drawn
-from comgra_decl.hooks.probing.samples import FirstBatch, Samples, given_samples
+from comgra_decl.hooks.probing.samples import FirstBatch, KeptSamples, Samples, given_samples
 from comgra_decl.hooks.probing.seclusion import Autocast, secluded
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
@@ -31,6 +31,7 @@ from comgra_decl.records import (
     PICTURE_PREFIX,
     PICTURES,
     PROBE_MODE,
+    PROBE_SAMPLES,
     RawStep,
     StepInfo,
 )
@@ -57,6 +58,11 @@ _PATIENCE = 3
 _NEVER = (
     "none of the first {} recorded steps called {} with a batch of samples, so this probe has no "
     "record yet"
+)
+
+_OTHERS = (
+    "its samples are not those of the earlier sessions, so that records before and after this step "
+    "cannot be compared: {}"
 )
 
 InputSlot = Callable[[str, int], Slot]
@@ -95,6 +101,7 @@ class Probe:
 
     Attributes:
         pending: set from the first model call of a step until its end, if the probe is due.
+        earlier: the samples of earlier sessions of a resumed run, or why they cannot be used.
     """
 
     def __init__(
@@ -109,11 +116,13 @@ class Probe:
     ) -> None:
         self.name = name
         self.pending: Pending | None = None
+        self.earlier: KeptSamples | str | None = None
         self._spec = own = spec.probes[name]
         self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
         self._interventions = _interventions(name, spec, warn=warn, tell=tell)
         self._input_slot = input_slot
         self._report = warn
+        self._kept = False  # whether a record of this session contains the samples
         self._began = False  # whether there were any samples to put through a copy
         self._over = False  # whether the model cannot be probed
         self._steps = 0  # recorded training steps so far
@@ -193,6 +202,15 @@ class Probe:
         if self._spec.batch is not None:
             self._samples = given_samples(self._spec, device)
             return
+        earlier, self.earlier = self.earlier, None
+        if isinstance(earlier, KeptSamples):
+            try:
+                self._samples = earlier.again(args, kwargs)
+                return
+            except ProbeError as error:
+                earlier = str(error)
+        if earlier is not None:
+            self._warn(_OTHERS.format(earlier))
         self._first = FirstBatch(args, kwargs)
         for finder in self._finding:
             finder.restart()
@@ -247,6 +265,15 @@ class Probe:
         self._first = None
         self._warn(f"{reason}. The run has no records from this probe")
 
+    def _report_absence(self) -> None:
+        if not (self._began or self._over):
+            self._warn(_NEVER.format(self._steps, self._spec.model or "a model"))
+
+    def finish(self) -> None:
+        """Report that there is no record at the end of a run that was too short to do so before."""
+        if 0 < self._steps < _PATIENCE:
+            self._report_absence()
+
     # -- after a recorded step -----------------------------------------------------------------
 
     def ended(self, info: StepInfo, table: SlotTable) -> Iterator[RawStep]:
@@ -259,8 +286,8 @@ class Probe:
         number, pending, self.pending = self._steps, self.pending, None
         self._steps += 1
         if pending is None:
-            if self._steps == _PATIENCE and not (self._began or self._over):
-                self._warn(_NEVER.format(self._steps, self._spec.model or "a model"))
+            if self._steps == _PATIENCE:
+                self._report_absence()
             return
         self._began = True
         began = time.perf_counter()
@@ -291,7 +318,12 @@ class Probe:
         self._begin(samples)
         with _under(pending.autocast, subject.copy):
             facts = self._run(pending, subject, study)
-        extra = {PICTURES: facts} if facts else {}
+        extra: dict[str, Any] = {PICTURES: facts} if facts else {}
+        if self._keeps_inputs:
+            self._kept = True
+            classes = None if samples.classes is None else samples.classes.tolist()
+            declared = self._spec.samples.model_dump(mode="json")
+            extra[PROBE_SAMPLES] = {"declared": declared, "classes": classes}
         yield self._closed(probe_type(self.name), samples, extra, info, table)
         if self._interventions is None or study is None:
             return
@@ -302,6 +334,11 @@ class Probe:
             if made is not None:
                 extra = {INTERVENTION: made.facts}
                 yield self._closed(intervention_type(name), samples, extra, info, table)
+
+    @property
+    def _keeps_inputs(self) -> bool:
+        """Whether the next record contains the values of the samples, for a later session."""
+        return self._spec.batch is None and (self._spec.values or not self._kept)
 
     def _begin(self, samples: Samples) -> None:
         self._capture.begin()
@@ -336,7 +373,12 @@ class Probe:
 
     def _run(self, pending: Pending, subject: Subject, study: Study | None) -> dict[str, Any]:
         """Pass the samples through the copy, read its tensors, and make the pictures."""
-        reading = self._reading(pending, subject, values=self._spec.values)
+        if self._pictures:
+            from comgra_decl.hooks.probing.passes import Rewind
+
+            subject.rewind = Rewind(subject.copy) if study is None else study.rewind
+        keeps = self._spec.values or self._keeps_inputs
+        reading = self._reading(pending, subject, values=self._spec.values, inputs=keeps)
         if study is None:
             args, kwargs = subject.samples.to(subject.copy.device)
             with torch.no_grad():
@@ -358,12 +400,14 @@ class Probe:
                 self._add(slot, each.values, values=True)
         return facts
 
-    def _reading(self, pending: Pending, subject: Subject, *, values: bool) -> _Reading:
+    def _reading(
+        self, pending: Pending, subject: Subject, *, values: bool, inputs: bool
+    ) -> _Reading:
         """Read the samples; return what reads the tensors of a pass."""
         args, kwargs = subject.samples.to(subject.copy.device)
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             slot = self._input_slot(input_role(path), pending.iteration)
-            self._add(slot, tensor, values=values)
+            self._add(slot, tensor, values=inputs)
         plans = {plan.path: plan for plan in pending.plan.modules}
         return _Reading(plans, self._recorder, self._capture, values=values)
 
@@ -374,7 +418,7 @@ class Probe:
         reading = None
         if not interventions.is_swept(name):
             values = interventions.stores_values(name)
-            reading = self._reading(pending, study.subject, values=values)
+            reading = self._reading(pending, study.subject, values=values, inputs=values)
         made = interventions.made(name, study, reading)
         if made is None:
             return None

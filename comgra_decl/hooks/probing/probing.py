@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.plans import TopPlan
+    from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.tensors.slots import SlotTable
     from comgra_decl.records import RawStep, StepInfo
     from comgra_decl.spec import Spec
@@ -66,6 +67,11 @@ class Probing:
             for name in spec.probes
         ]
 
+    def resume(self, samples: Mapping[str, KeptSamples | str]) -> None:
+        """Go on with the samples of a resumed run, by probe; a string is the reason for others."""
+        for probe in self._probes:
+            probe.earlier = samples.get(probe.name)
+
     def enter(
         self,
         module: nn.Module,
@@ -110,6 +116,11 @@ class Probing:
             self._checkpoints.drop()
         for probe in self._probes:
             probe.drop()
+
+    def finish(self) -> None:
+        """Report probes that have no record at the end of the run."""
+        for probe in self._probes:
+            probe.finish()
 
     def ended(self, info: StepInfo, table: SlotTable, sink: Callable[[RawStep], None]) -> None:
         """Run the probes that are due after a step that is recorded, and emit their records."""

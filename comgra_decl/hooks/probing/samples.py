@@ -10,7 +10,9 @@ from typing import Any
 import torch
 
 from comgra_decl.errors import ProbeError
-from comgra_decl.hooks.pytree import first_batch_size
+from comgra_decl.hooks.probing.places import with_tensor
+from comgra_decl.hooks.pytree import first_batch_size, tensors_in
+from comgra_decl.hooks.tensors.boundaries import input_role
 from comgra_decl.spec.interventions import FunctionChange, FunctionMeasure
 from comgra_decl.spec.probes import BatchFunction, BatchValues, ProbeSpec
 from comgra_decl.stats.sample_selection import balanced
@@ -48,6 +50,57 @@ class Samples:
             (self.args, self.kwargs), lambda tensor: tensor.detach().to(device, copy=True)
         )
         return moved
+
+
+@dataclass(frozen=True)
+class KeptSamples:
+    """The samples of a probe, as the run that is resumed has kept them.
+
+    Attributes:
+        tensors: the arguments of the model by role, such as "input.mask": [samples, ...], or any
+            shape if they have no samples.
+        places: the position of each sample in its original batch.
+        labels: as in `Samples`.
+        classes: the class of each sample; None if unknown.
+        declared: the section of the spec that has chosen the samples.
+    """
+
+    tensors: Mapping[str, torch.Tensor]
+    places: list[int]
+    labels: list[str]
+    classes: list[int] | None
+    declared: dict[str, Any]
+
+    def again(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Samples:
+        """Return the samples as arguments of the same form as those of a call.
+
+        Arguments that are no tensors are those of the call.
+
+        Raises:
+            ProbeError: the call has other tensors; the message states which.
+        """
+        size, given = first_batch_size(args, kwargs), {}
+        for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+            role = input_role(path)
+            kept = self.tensors.get(role)
+            if kept is None:
+                raise ProbeError(f"the model now receives {role}, which the run does not contain")
+            shape = [*tensor.shape]
+            along = bool(shape) and shape[0] == size
+            shape = [len(self.places), *shape[1:]] if along else shape
+            fits = kept.dtype == tensor.dtype and kept.dim() == len(shape)
+            if not fits or (along and len(kept) != len(self.places)):
+                raise ProbeError(
+                    f"{role} was {kept.dtype} {list(kept.shape)} and is now {tensor.dtype} {shape}"
+                )
+            given[id(tensor)] = kept
+
+        def kept_for(tensor: torch.Tensor) -> torch.Tensor:
+            return given[id(tensor)].to(tensor.device)
+
+        new_args, new_kwargs = _mapped((args, dict(kwargs)), kept_for)
+        classes = None if self.classes is None else torch.tensor(self.classes)
+        return Samples(new_args, new_kwargs, self.places, self.labels, classes)
 
 
 class FirstBatch:
@@ -124,6 +177,12 @@ def call_named(function: BatchFunction | FunctionChange | FunctionMeasure, *argu
     return getattr(import_module(module), name)(*arguments, **(function.model_extra or {}))
 
 
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in at least float32, so that calculations with it are precise."""
+    precise = tensor.dtype in (torch.float32, torch.float64) or not tensor.is_floating_point()
+    return tensor if precise else tensor.float()
+
+
 def _called(function: BatchFunction) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     found = call_named(function)
     if not (isinstance(found, tuple) and len(found) == 3):
@@ -147,5 +206,17 @@ def _as_tensors(values: Mapping[str, Any], device: torch.device) -> dict[str, to
 
 
 def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a nested value with a function applied to all of its tensors."""
-    return torch_pytree.tree_map_only(torch.Tensor, function, value)
+    """Return a nested value with a function applied to all of its tensors, to each of them once."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the tensors alive
+
+    def once(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = tensor, function(tensor)
+        return made[id(tensor)][1]
+
+    value = torch_pytree.tree_map_only(torch.Tensor, once, value)
+    done = {id(new) for _, new in made.values()}
+    for _, tensor in tensors_in(value):
+        if id(tensor) not in done:  # in a dataclass or a mapping, which pytrees do not traverse
+            value = with_tensor(value, tensor, function(tensor))
+    return value

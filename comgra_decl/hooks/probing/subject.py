@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
-from comgra_decl.hooks.probing.copying import CleanCopy
-from comgra_decl.hooks.probing.samples import Samples
+from comgra_decl.hooks.probing.copying import CleanCopy, Watch
+from comgra_decl.hooks.probing.samples import Samples, widened
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.torch_private import torch_pytree
 
@@ -53,7 +53,7 @@ class Tap:
         output = self.replace.get(path, output)
         if torch.is_grad_enabled() and not output.requires_grad and output.is_floating_point():
             self.leaves.append(output.detach().requires_grad_())
-            output = self.leaves[-1].view_as(output)
+            output = self.leaves[-1].clone()  # unlike a view, the model may write to it
         self.outputs[path] = output.detach().clone()
         if output.requires_grad:
             output.register_hook(lambda gradient: self._keep(path, gradient))
@@ -85,12 +85,21 @@ class Subject:
     Args:
         copy: the copy, which is called many times.
         samples: the samples.
+
+    Attributes:
+        rewind: puts the copy and all generators back into the state before the first pass.
     """
 
     def __init__(self, copy: CleanCopy, samples: Samples) -> None:
         self.copy = copy
         self.samples = samples
+        self.rewind: Callable[[], None] = lambda: None
         self._classes = None if samples.classes is None else samples.classes.to(copy.device)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None) -> Any:
+        """Return the output of the copy, which starts from the same state each time."""
+        self.rewind()
+        return self.copy.run(args, kwargs, watch=watch)
 
     def call(self, point: Point | None = None, tap: Tap | None = None) -> torch.Tensor:
         """Return the outputs of the model, [samples] or [samples, classes].
@@ -107,10 +116,13 @@ class Subject:
             args, kwargs = _replaced(args, kwargs, point)
         elif point is not None and point.node is not None:
             tap = Tap(frozenset({point.node}), replace={point.node: point.value})
-        return self.scores_of(self.copy.run(args, kwargs, watch=tap))
+        return self.scores_of(self.run(args, kwargs, tap))
 
     def scores_of(self, output: Any) -> torch.Tensor:
-        """Return the tensor in an output that contains one number per sample, or one per class."""
+        """Return the tensor in an output that contains one number per sample, or one per class.
+
+        It is at least float32, so that what is computed from it is not rounded to fewer digits.
+        """
         size = len(self.samples)
         for _, tensor in tensors_in(output):
             if tensor.is_floating_point() and tensor.dim() and tensor.shape[0] == size:
@@ -119,6 +131,7 @@ class Subject:
                         f"the model returns {list(tensor.shape)}; pictures explain outputs of the "
                         "form [samples, classes] or [samples]"
                     )
+                tensor = widened(tensor)
                 return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
         raise ProbeError("the model returns no tensor with one entry per sample")
 
@@ -141,7 +154,7 @@ class Subject:
         }
         tap = Tap(frozenset(embeddings))
         with torch.no_grad():
-            self.copy.run(args, kwargs, watch=tap)
+            self.run(args, kwargs, tap)
         for path, value in tap.outputs.items():
             return Point(path, "output", value)
         raise ProbeError("the model receives neither floating-point inputs nor tokens to embed")

@@ -150,7 +150,8 @@ class Scalars:
 
     def step_of_annotation(self) -> int:
         """Return the step to which an annotation made now belongs; see `kpi`."""
-        return self.saying.step - bool(self._is_about_the_last_step())
+        before = self._is_about_the_last_step()  # processes the ends of steps, so it comes first
+        return self.saying.step - before
 
     def measured(self, name: str, number: Number) -> None:
         """Add a value of the current step that tracing observed, not one the program logged."""

@@ -71,8 +71,9 @@ class Shown:
             except Exception as error:
                 self._warn(_FAILED.format(kind, name, type(error).__name__, error))
                 return
-            if array.nbytes > _MOST[kind]:
-                self._warn(_TOO_LARGE.format(kind, name, array.nbytes, _MOST[kind]))
+            size = len(_encoded(value)) if kind == "text" else array.nbytes  # without padding
+            if size > _MOST[kind]:
+                self._warn(_TOO_LARGE.format(kind, name, size, _MOST[kind]))
                 return
             self._store(name, kind, array, step)
 
@@ -120,9 +121,13 @@ def _of_figure(value: Any) -> NDArray[np.uint8]:
     return np.ascontiguousarray(colours[..., :3])
 
 
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "replace")
+
+
 def _of_text(value: str) -> NDArray[np.uint8]:
     """Return the bytes of a text, padded to a power of two so that texts share few shapes."""
-    encoded = value.encode("utf-8", "replace")
+    encoded = _encoded(value)
     padded = np.zeros(1 << max(4, (len(encoded) - 1).bit_length()), np.uint8)
     padded[: len(encoded)] = np.frombuffer(encoded, np.uint8)
     return padded

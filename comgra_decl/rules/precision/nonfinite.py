@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
+    AUTOMATIC,
     EVALUATION_TYPES,
     Bools,
     Count,
@@ -186,7 +187,8 @@ class Nonfinite(SlotRule):
         ]
         if not turns:
             return finding
-        first, name, before = min(turns, key=lambda turn: turn[0])
+        first, metric, before = min(turns, key=lambda turn: turn[0])
+        name = metric.removeprefix(AUTOMATIC)
         told = f"{name} is not finite from step {first} on"
         if before is not None:
             # values damaged by that step's backward pass appear only in the next metric

@@ -181,9 +181,9 @@ class PaddingMatters(ExperimentRule):
     certainty = 0.7
     definition = (
         "The input of a model is tokens [batch, positions], some of which are padding at the end. "
-        "When more padding is appended, also to masks of the same shape, the outputs for the "
-        "padded samples (at their tokens, if there is one output per position) change by more than "
-        "`change` times the standard deviation of all outputs."
+        "When four more positions of padding are appended, also to masks of the same shape, the "
+        "outputs for the padded samples (at their tokens, if there is one output per position) "
+        "change by more than `change` times the standard deviation of all outputs."
     )
     source = "Invariance to padding, a metamorphic test. Our own definition."
     advice = (

@@ -20,8 +20,9 @@ from tornado.httputil import HTTPConnection, HTTPHeaders, HTTPServerRequest, Req
 from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.gate import Gate, Names, names_of
 from comgra_decl.viewer.login import Passwords, Throttle
+from tests.support.browser import FLAGS
 from tests.viewer.app.served import Server, Viewed
-from tests.viewer.conftest import FLAGS, PATIENCE
+from tests.viewer.conftest import PATIENCE
 
 ROUTES = [
     "/",
@@ -178,7 +179,7 @@ def test_panels_own_server_shows_no_run_under_a_rebound_name(root: Path, chromiu
 
 def _another(chromium: Any, *flags: str) -> Any:
     """Starts a separate browser with further flags."""
-    from tests.viewer.conftest import browser_path
+    from tests.support.browser import browser_path
 
     return chromium.browser_type.launch(executable_path=browser_path(), args=[*FLAGS, *flags])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -235,10 +236,7 @@ def test_points_without_neighbours_are_marked(steps: int, tmp_path: Path) -> Non
     assert len(markers) == (1 if steps == 1 else 0)
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-def test_every_plot_can_be_saved_as_an_image(
-    run: Run, group: Group, tmp_path: Path, suffix: str
-) -> None:
+def test_every_plot_can_be_saved_as_an_image(run: Run, group: Group, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     slot = run.slot("head")
     step = int(run.steps[0])
@@ -252,7 +250,9 @@ def test_every_plot_can_be_saved_as_an_image(
         "distribution": plotted(slot).distribution(),
         "kpi": plotted(group).kpi("loss"),
     }
-    for name, element in plots.items():
+    for (name, element), suffix in zip(
+        plots.items(), itertools.cycle(["png", "svg"]), strict=False
+    ):
         path = save(element, tmp_path / f"{name}.{suffix}")
         content = path.read_bytes()
         if suffix == "png":

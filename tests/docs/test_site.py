@@ -1,0 +1,75 @@
+"""The documentation as a website: it is complete, its links work, and it needs no network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOADED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\bsrc=["']?([^"' >]+)""")
+STYLES = re.compile(r"""<link[^>]*rel=["']?(?:stylesheet|preload|preconnect)[^>]*>""")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built in strict mode, in which a link that leads nowhere is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "docs.site", str(folder), "--gallery", "softmax_twice"],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
+    pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    names = {
+        "index.html" if page.name == "README.md" else page.with_suffix(".html") for page in pages
+    }
+    assert [name for name in names if not (site / name).is_file()] == []
+
+
+def test_tests_and_measurements_that_pages_name_are_in_the_site(site: Path) -> None:
+    test = Path("tests/export/test_tensorboard.py")
+    assert (site / f"repository/{test}.txt").read_text() == (ROOT / test).read_text()
+    assert (site / "repository/benchmarks/results/2026-11-24.html").is_file()
+
+
+def test_the_gallery_shows_what_was_found(site: Path) -> None:
+    assert "cross_entropy receives probabilities" in (site / "gallery.html").read_text()
+    story = (site / "gallery/softmax_twice.html").read_text()
+    assert "cross_entropy" in story
+    assert "<script" not in story
+    assert "Bokeh" in (site / "gallery/softmax_twice-plots.html").read_text()
+
+
+def test_nothing_is_loaded_from_another_host(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        text = page.read_text()
+        loaded = [*LOADED.findall(text), *STYLES.findall(text)]
+        assert [each for each in loaded if "//" in each] == [], page
+
+
+@pytest.mark.browser
+def test_the_search_works_in_pages_opened_as_files(site: Path, chromium: Any) -> None:
+    page = chromium.new_page(viewport={"width": 1280, "height": 850})
+    foreign: list[str] = []
+    failed: list[str] = []
+    page.on("request", lambda r: foreign.append(r.url) if r.url.startswith("http") else None)
+    page.on("pageerror", lambda error: failed.append(str(error)))
+    page.goto((site / "compatibility/ways.html").as_uri())
+    page.locator("input.md-search__input").fill("vanishing gradient")
+    found = page.locator(".md-search-result__link")
+    found.first.wait_for()
+    assert any("rules.html" in (link.get_attribute("href") or "") for link in found.all())
+    assert (foreign, failed) == ([], [])
+    page.close()
