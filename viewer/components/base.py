@@ -6,13 +6,15 @@ component checks them against what it shows before any callback runs.
 The browser sends one message at a time. It waits for `ready` before it sends the first
 message, because messages sent before Panel has loaded the page are lost. Before each subsequent
 message, it waits until `ack` changes. If the user clicks several times in the meantime, only the
-newest click is sent.
+newest click is sent. Without a reply, a message is sent again, because a notebook may lose the
+first ones; its `serial` prevents it from being handled twice.
 """
 
 from __future__ import annotations
 
 import base64
 import logging
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,8 @@ Callback = Callable[[Message], object]
 
 _FOLDER = Path(__file__).parent
 _LOG = logging.getLogger(__name__)
+_REMEMBERED = 64  # serials per component: each browser waits for a reply before its next message
+_LONGEST_SERIAL = 40
 
 
 def source(*names: str) -> str:
@@ -54,6 +58,7 @@ class Component(MessagingComponent):
 
     def __init__(self, **params: Any) -> None:
         self._callbacks: list[Callback] = []
+        self._handled: deque[str] = deque(maxlen=_REMEMBERED)
         super().__init__(**params)
 
     def on_message(self, callback: Callback) -> None:
@@ -93,7 +98,17 @@ class Component(MessagingComponent):
         self.send_to_browser({"name": name, "kind": kind, "content": encoded})
 
     def on_browser_message(self, data: Any) -> None:
-        """Checks a message, passes it to the callbacks, and acknowledges it."""
+        """Checks a message, passes it to the callbacks, and acknowledges it.
+
+        A message whose serial has been handled is ignored.
+        """
+        if isinstance(data, dict):
+            data = {**data}
+            serial = data.pop("serial", None)
+            if serial in self._handled:
+                return
+            if isinstance(serial, str) and len(serial) <= _LONGEST_SERIAL:
+                self._handled.append(serial)
         with pn.io.hold():  # one message for all changes and the acknowledgement
             try:
                 self._act_on(data)

@@ -95,6 +95,10 @@ class Outbox {
   constructor(model) {
     this.model = model;
     this.waiting = [];
+    this.sent = null;
+    this.tries = 0;
+    this.number = 0;
+    this.name = Math.random().toString(36).slice(2); // of this browser, among those on the model
     this.timer = null;
     model.on("ready", () => this.flush());
     model.on("ack", () => {
@@ -118,8 +122,17 @@ class Outbox {
 
   flush() {
     if (!this.model.ready || this.timer !== null || !this.waiting.length) return;
-    this.model.send_msg(this.waiting.shift());
-    this.timer = setTimeout(() => this.answered(), 1500); // in case the reply is lost
+    this.sent = { ...this.waiting.shift(), serial: `${this.name}:${++this.number}` };
+    this.tries = 0;
+    this.#send();
+  }
+
+  // Sends again without a reply: in a notebook, the first messages may be lost. Python ignores a
+  // serial that it has handled.
+  #send() {
+    this.model.send_msg(this.sent);
+    const over = ++this.tries === 4;
+    this.timer = setTimeout(() => (over ? this.answered() : this.#send()), 1500);
   }
 
   answered() {

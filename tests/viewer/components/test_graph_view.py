@@ -248,13 +248,14 @@ def test_fit_brings_the_whole_graph_into_view(show: Show, page: Any) -> None:
 
 
 def test_far_away_groups_have_names_instead_of_their_boxes(show: Show, page: Any) -> None:
-    show(lambda: graph(WIDE))
+    shown = show(lambda: graph(WIDE))
     label = node(page, "embed").locator(".label")
     page.locator("button", has_text="Fit").click()
     expect(page.locator("svg.far")).to_be_attached()
     expect(label).to_be_hidden()
     names = page.locator(".group .name")
     expect(names.first).to_be_visible()
+    shown.until(lambda: all(room > 20 for _, room in names.evaluate_all(GROUPS)))
     found = names.evaluate_all(GROUPS)
     assert all(room > 20 for _, room in found)
     assert [name for name, _ in found if name.startswith("blocks")]

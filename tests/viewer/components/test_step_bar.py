@@ -51,6 +51,36 @@ def test_it_shows_the_current_step_and_its_position(show: Show, page: Any) -> No
     assert abs(handle["x"] + handle["width"] / 2 - point(page, 2000)[0]) < 1.5
 
 
+def test_a_message_that_is_lost_is_sent_again(
+    show: Show, page: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = show(bar)
+    receive, received = shown.component.on_browser_message, []
+
+    def lossy(data: Any) -> None:
+        received.append(data)
+        if len(received) > 1:
+            receive(data)
+
+    monkeypatch.setattr(shown.component, "on_browser_message", lossy)
+    page.keyboard.press(".")
+    shown.until(lambda: bool(shown.messages))
+    shown.heard({"index": 6})
+    first, second = received
+    assert first == second
+
+
+def test_a_message_that_arrives_twice_is_handled_once() -> None:
+    shown, heard = bar(), []
+    shown.on_message(lambda message: heard.append(dict(message)))
+    for serial in ("a:1", "a:1", "b:1", "a:2", "a:1"):
+        shown.on_browser_message({"index": 7, "serial": serial})
+    shown.on_browser_message({"index": 8, "serial": [1]})
+    shown.on_browser_message({"index": 9})
+    assert heard == [{"index": 7}] * 3 + [{"index": 8}, {"index": 9}]
+    assert shown.ack == len(heard)
+
+
 def test_keys_move_from_anywhere_on_the_page(show: Show, page: Any) -> None:
     shown = show(lambda: bar(index=20))
     keys = {".": 21, ",": 19, "Shift+.": 30, "Shift+,": 10, ">": 30, "<": 10}
