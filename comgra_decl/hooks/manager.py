@@ -471,8 +471,8 @@ class HookManager:
         text = (
             f"step {number} has not ended for {seconds:.0f} s. The threads are running:\n{stacks}"
         )
-        self._scalars.told(f"{AUTOMATIC}{STALLED}", seconds)
-        self._scalars.remark(text)
+        self._scalars.told(f"{AUTOMATIC}{STALLED}", seconds, step=number)
+        self._scalars.remark(text, step=number)
         self._reporter.warn(f"step {number} has not ended for {seconds:.0f} s; see its note")
 
     def place(self) -> ProgramPlace:

@@ -20,6 +20,7 @@ MOST = 8
 """Maximum number of stalled steps reported in a run."""
 
 _KNOWN = 3  # minimum number of observed durations
+_STEPS = 20  # or of steps that they cover
 _REMEMBERED = 64
 _MOST_FRAMES = 24
 _OURS = "comgra-"
@@ -42,6 +43,7 @@ class StallWatch:
         self._step = -1
         self._since = clock()
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
+        self._seen = 0
         self._reported: set[int] = set()
 
     def look(self, step: int, *, evaluating: bool) -> None:
@@ -55,13 +57,14 @@ class StallWatch:
         if step != self._step:
             if self._step >= 0 and step > self._step:
                 self._durations.append((now - self._since) / (step - self._step))
+                self._seen += step - self._step
             self._step, self._since = step, now
             return
         if evaluating:
             self._since = now
             return
         waited = now - self._since
-        known = len(self._durations) >= _KNOWN
+        known = len(self._durations) >= _KNOWN or self._seen >= _STEPS
         if not known or step in self._reported or len(self._reported) >= MOST:
             return
         if waited >= max(LEAST, FACTOR * median(self._durations)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,8 +381,8 @@ UNITS: dict[str, Any] = {"do": {"patch": "other"}, "sweep": "feature"}
 @pytest.mark.parametrize(
     ("changes", "mixes", "mode", "count"),
     [
-        ({}, False, "eval", 1),
-        ({"batch": 3 * COUNT}, False, "eval", 3),  # two of six places in each pass
+        ({}, False, "eval", 1 + 1),  # the first pass is made again in reverse
+        ({"batch": 3 * COUNT}, False, "eval", 1 + 3),  # two of six places in each pass
         ({"batch": COUNT}, False, "eval", 6),
         ({"do": {"_target_": f"{__name__}.negated"}}, False, "eval", 6),
         ({}, False, "train", 6),
@@ -398,6 +399,58 @@ def test_a_pass_tries_several_places_where_samples_do_not_affect_one_another(
         single, _ = passes(tmp_path, {**UNITS, "batch": 1}, mixes=mixes, mode=mode)
         one, other = run.effects("units"), single.effects("units")
         pd.testing.assert_frame_equal(one, other, atol=1e-6, rtol=0)
+
+
+class Neighbours(nn.Module):
+    """A network in which samples affect one another in a way that copies of them do not show."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.one, self.two = how, nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.one(x)
+        if self.how == "first":  # the first sample of the batch is a reference
+            x = x - x[:1]
+        elif self.how == "edges":  # a graph, which has no edges between further nodes
+            x = x + torch.zeros_like(x).index_add(0, torch.arange(COUNT), x[:COUNT].roll(1, 0))
+        else:  # a place in the batch has a meaning
+            x = x * torch.arange(1, 1 + len(x))[:, None].clamp(max=2 * COUNT)
+        return self.two(x)
+
+
+@pytest.mark.parametrize("how", ["first", "edges", "place"])
+def test_models_that_treat_samples_by_their_place_get_one_pass_for_each_place(
+    how: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Neighbours(how)
+    before = copy.deepcopy(model)
+    x = torch.randn(COUNT, 4)
+    spec = {
+        "nodes": {"all": {"select": "**"}},
+        "probes": {"eyes": {"batch": {"x": x.tolist()}}},
+        "interventions": {
+            "units": {"of": "eyes", "select": "one", "do": "zero", "sweep": "feature", "measure": 1}
+        },
+    }
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace(spec, root=tmp_path) as session:
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert session.path is not None
+    effects = comgra.open_run(session.path).effects("units", 0)
+    with torch.no_grad():
+        plain = before(x)[:, 1]
+        for unit in range(6):
+
+            def silence(_m: nn.Module, _a: Any, output: Tensor, unit: int = unit) -> Tensor:
+                return output * (torch.arange(6) != unit)
+
+            handle = before.one.register_forward_hook(silence)
+            expected = (before(x)[:, 1] - plain).numpy()
+            handle.remove()
+            np.testing.assert_allclose(samples_of(effects)[unit], expected, atol=1e-6)
 
 
 def negated(x: Tensor) -> Tensor:

@@ -355,6 +355,7 @@ def test_a_stalled_worker_leaves_a_report_with_all_stacks(
                 reported.set()
 
     batches: list[Tensor] = []
+    ended: list[int] = []
 
     def fetch_the_batch() -> None:
         assert reported.wait(60)
@@ -369,6 +370,7 @@ def test_a_stalled_worker_leaves_a_report_with_all_stacks(
             model(inputs).square().mean().backward()
             optimizer.step()
             steps += 1
+        ended.append(steps)
         worker = threading.Thread(target=fetch_the_batch, name="worker")
         worker.start()
         worker.join(60)
@@ -381,12 +383,17 @@ def test_a_stalled_worker_leaves_a_report_with_all_stacks(
         run = traced(tmp_path, program)
     finally:
         logging.getLogger("comgra_decl").removeHandler(handler)
-    (note,) = [text for text in run.notes()["text"] if "has not ended" in text]
+    notes = run.notes()
+    (row,) = notes[notes["text"].str.contains("has not ended")].index
+    note = notes["text"][row]
+    assert note.startswith(f"step {ended[0]} has not ended")
+    assert notes["step"][row] == ended[0]
     assert "MainThread:" in note
     assert "worker:" in note
     assert "in fetch_the_batch" in note
     assert "comgra-" not in note
-    assert "stalled_step" in set(run.findings()["rule"])
+    findings = run.findings().set_index("rule")
+    assert findings.loc["stalled_step", "first_step"] == ended[0]
 
 
 def test_only_long_steps_outside_of_evaluations_stall() -> None:
@@ -404,6 +411,15 @@ def test_only_long_steps_outside_of_evaluations_stall() -> None:
         now[0] += 1.0
         watch.look(4, evaluating=False)
     assert reports == [10.0]
+
+
+def test_a_step_may_stall_after_one_second_of_short_steps() -> None:
+    now, reports = [0.0], []
+    watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
+    for step in (0, 30, *[60] * 7):
+        watch.look(step, evaluating=False)
+        now[0] += 1.0
+    assert reports == [5.0]
 
 
 def test_each_stalled_step_is_reported_once_up_to_a_limit() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,6 +155,8 @@ def _together(
     """Return the effects, [samples, places], from passes in which the samples are repeated.
 
     The first copy of the samples in each pass is unchanged, and the others are compared with it.
+    The first pass is made again with the copies in reverse order: if a model mixes samples, or
+    treats them by their place in the batch, the results differ.
 
     Args:
         regions: the places.
@@ -168,19 +170,26 @@ def _together(
     Returns:
         None if a model gives other results for a batch with several copies.
     """
+
+    def measured(here: Sequence[Region], places: Iterable[int]) -> torch.Tensor:
+        placed = [r._replace(replica=at) for r, at in zip(here, places, strict=True)]
+        edits = [*first, replace(edit, regions=placed)]
+        with study.changed(edits, replicas=1 + len(here)) as output:
+            return gauge(output, 1 + len(here))
+
     found = []
     for begin in range(0, len(regions), count - 1):
         here = regions[begin : begin + count - 1]
-        placed = [region._replace(replica=1 + i) for i, region in enumerate(here)]
-        edits = [*first, replace(edit, regions=placed)]
         try:
-            with study.changed(edits, replicas=1 + len(here)) as output:
-                values = gauge(output, 1 + len(here))
+            values = measured(here, range(1, 1 + len(here)))
+            if not begin and not _agree(values[0], check):
+                return None
+            back = values.flip(0) if begin else measured(here, reversed(range(len(here))))
         except Exception:
             if begin:
                 raise
             return None  # it may still work with one copy, which otherwise raises the same error
-        if not begin and not _agree(values[0], check):
+        if not _agree(back.flip(0), values):
             return None
         found.append(values[1:] - values[0])
     return torch.cat(found).T if found else check.new_zeros(len(check), 0)

@@ -158,9 +158,9 @@ class Scalars:
         self._look()
         self.saying.numbers.append((name, number))
 
-    def told(self, name: str, number: float) -> None:
-        """Add one of tracing's own values to the current step, from any thread."""
-        self._closed.append((self.saying.step, self.saying.type, [(name, number)]))
+    def told(self, name: str, number: float, *, step: int) -> None:
+        """Add one of tracing's own values to a step, from any thread."""
+        self._closed.append((step, self.saying.type, [(name, number)]))
 
     def note(self, text: str) -> None:
         """Add a note to a step."""
@@ -170,9 +170,16 @@ class Scalars:
         else:
             saying.notes.append((now, text))
 
-    def remark(self, text: str) -> None:
-        """Add tracing's own note on the current step, from any thread, and deliver it."""
-        self._closed_notes.append(Note(self.saying.step, self.saying.type, time.time(), text))
+    def remark(self, text: str, *, step: int | None = None) -> None:
+        """Add tracing's own note on a step, from any thread, and deliver it.
+
+        Args:
+            text: the note.
+            step: by default, the last step whose number is known here, which lags behind while
+                steps are only counted.
+        """
+        at = self.saying.step if step is None else step
+        self._closed_notes.append(Note(at, self.saying.type, time.time(), text))
         self._hand_over()
 
     def _is_about_the_last_step(self) -> bool:
