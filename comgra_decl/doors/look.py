@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -266,8 +266,7 @@ def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) 
             value = loss(output, **more)
             _check_loss(value, called.leaves)
             _check_graph(value, model)
-            # With `inputs`, tensors outside the copy that the loss uses receive no `.grad`.
-            torch.autograd.backward(value.reshape(()), inputs=called.leaves)
+            _backward(value.reshape(()), called.leaves)
             session.end_call()
     finally:  # also ends the writer's thread if the session failed to start
         environment.recorded(session, False)
@@ -294,12 +293,40 @@ def _check_loss(value: object, leaves: list[torch.Tensor]) -> None:
         )
 
 
-def _check_graph(loss: torch.Tensor, model: nn.Module) -> None:
-    """Refuse a loss with terms whose gradients would be missing from those of the copy."""
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
+def _nodes(loss: torch.Tensor) -> Iterator[Any]:
+    """Yield the nodes of the graph from which a loss is computed."""
     waiting, seen = [loss.grad_fn], {loss.grad_fn}
     while waiting:
         node = waiting.pop()
+        yield node
+        following = {below for below, _ in getattr(node, "next_functions", ())} - seen
+        seen |= following
+        waiting += following
+
+
+def _backward(loss: torch.Tensor, leaves: list[torch.Tensor]) -> None:
+    """Compute the gradients of leaves; other tensors that the loss uses keep their `.grad`."""
+    nodes = [*_nodes(loss)]
+    if not any(type(node).__name__.startswith("CheckpointFunction") for node in nodes):
+        torch.autograd.backward(loss, inputs=leaves)
+        return
+    # Reentrant checkpoints accept no `inputs`, so other tensors are put back afterwards.
+    own = {id(leaf) for leaf in leaves}
+    others = [node.variable for node in nodes if hasattr(node, "variable")]
+    before = [(t, t.grad) for t in others if id(t) not in own]
+    for tensor, _ in before:
+        tensor.grad = None
+    try:
+        loss.backward()
+    finally:
+        for tensor, gradient in before:
+            tensor.grad = gradient
+
+
+def _check_graph(loss: torch.Tensor, model: nn.Module) -> None:
+    """Refuse a loss with terms whose gradients would be missing from those of the copy."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for node in _nodes(loss):
         name = names.get(id(getattr(node, "variable", None)))
         if name is not None:
             raise CallError(
@@ -307,9 +334,6 @@ def _check_graph(loss: torch.Tensor, model: nn.Module) -> None:
                 "copy. Give the loss a parameter called `model`, which receives the copy, as in "
                 "loss=lambda output, model: output.sum() + model.weight.square().sum()"
             )
-        following = {below for below, _ in getattr(node, "next_functions", ())} - seen
-        seen |= following
-        waiting += following
 
 
 class _CallSession(Session):

@@ -16,6 +16,7 @@ _MOST_TENSORS = 8
 _MOST_FRAMES = 12
 _MOST_STEPS = 10
 _NEARLY = 0.9
+_MOST_LINES = 40  # of a message
 """Share of the available memory above which a killed process probably ran out of memory."""
 
 _PHASES = {
@@ -61,6 +62,7 @@ def ending_of(run: Run) -> Ending | None:
 def _failed(content: Mapping[str, Any], run: Run) -> Ending:
     parts = [
         ("What it means", _lesson(content)),
+        ("The whole message", _rest(content)),
         ("Where", _where(content)),
         *_facts(content),
         ("Recorded before it", _before(content, run)),
@@ -98,6 +100,14 @@ def _lesson(content: Mapping[str, Any]) -> list[str]:
         "what to look at:",
         *(f"- {look}" for look in lesson["look"]),
     ]
+
+
+def _rest(content: Mapping[str, Any]) -> list[str]:
+    """Return a message of several lines, such as one that contains the traceback of a worker."""
+    lines = [line for line in content["error"]["message"].splitlines() if line.strip()]
+    if len(lines) > _MOST_LINES:
+        lines = [*lines[:2], f"... {len(lines) - _MOST_LINES} lines ...", *lines[2 - _MOST_LINES :]]
+    return lines if len(lines) > 1 else []
 
 
 def _where(content: Mapping[str, Any]) -> list[str]:

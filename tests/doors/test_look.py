@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
+from torch.utils.checkpoint import checkpoint
 
 import comgra_decl as comgra
 from comgra_decl.errors import CallError, SpecError, UnknownNameError
@@ -507,3 +508,39 @@ def test_a_look_that_cannot_start_leaves_no_thread(monkeypatch: pytest.MonkeyPat
         comgra.look(LINEAR, X)
     assert {thread.name for thread in threading.enumerate()} == before
     assert len(in_place) == 0
+
+
+class Checkpointed(nn.Module):
+    """Recomputes a part in backward, in the way of torch that accepts no list of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.two(checkpoint(self.one, x, use_reentrant=True).relu())
+        return out
+
+
+def test_a_reentrant_checkpoint_has_the_gradients_that_pytorch_computes() -> None:
+    torch.manual_seed(0)
+    model, x = Checkpointed(), torch.randn(4, 3, requires_grad=True)
+    outside = torch.randn(4, 2, requires_grad=True)
+
+    def loss(output: Tensor) -> Tensor:
+        return (output * outside).square().mean()
+
+    found = comgra.look(model, x, loss=loss, spec=EVERYTHING)
+    assert (x.grad, outside.grad, model.one.weight.grad) == (None, None, None)
+    loss(model(x)).backward()
+    for name in ("one", "two"):
+        gradient = found.slot(name, role="weight", of="grad").value(0)
+        np.testing.assert_array_equal(gradient[0], model.get_submodule(name).weight.grad)  # type: ignore[arg-type]
+
+
+def test_weights_of_an_averaged_model_fit_the_model() -> None:
+    model = nn.Linear(3, 2)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    averaged.update_parameters(nn.Linear(3, 2))
+    found = comgra.look(model, X, weights=averaged.state_dict())
+    np.testing.assert_array_equal(found.slot("Linear").value(0), averaged(X).detach())

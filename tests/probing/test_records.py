@@ -332,6 +332,16 @@ def test_one_of_several_models_is_chosen_by_its_class() -> None:
     assert {names[i] for i in probe.values} == {"input", "Critic"}
 
 
+def test_samples_that_are_left_out_of_a_batch_are_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    x = next(iter(batches(1)))[0][:5]
+    found = probed({"batch": {"x": x.tolist()}, "samples": {"count": 3}}, steps=1)
+    assert [record.info.batch_size for record in found.of(EYES)] == [3]
+    (warning,) = [text for text in caplog.messages if "samples.count" in text]
+    assert "has 5 samples, but the probe keeps only the first 3" in warning
+
+
 @pytest.mark.parametrize(("steps", "reported"), [(4, 3), (2, 2)])
 def test_a_model_that_is_never_called_is_reported_once(
     steps: int, reported: int, caplog: pytest.LogCaptureFixture

@@ -51,7 +51,9 @@ def load(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
     given = {name: t for name, t in weights.items() if not name.endswith(EXTRA_STATE)}
     if not given.keys() <= own.keys():
         bare = {_WRAPPERS.sub("", name, 1): t for name, t in given.items() if _WRAPPERS.match(name)}
-        given = bare if len(bare) == len(given) and bare.keys() <= own.keys() else given
+        lasting = {name for name, _, lasting in found if lasting}
+        # entries without the prefix are the wrapper's own, such as the counter of AveragedModel
+        given = bare if lasting <= bare.keys() <= own.keys() else given
     problems = [
         f"{name!r} is missing" for name, _, lasting in found if lasting and name not in given
     ]

@@ -200,7 +200,7 @@ class Probe:
         device: torch.device,
     ) -> None:
         if self._spec.batch is not None:
-            self._samples = given_samples(self._spec, device)
+            self._samples = given_samples(self._spec, device, warn=self._warn)
             return
         earlier, self.earlier = self.earlier, None
         if isinstance(earlier, KeptSamples):

@@ -148,8 +148,13 @@ class FirstBatch:
         return Samples(args, kwargs, places, labels, targets)
 
 
-def given_samples(spec: ProbeSpec, device: torch.device) -> Samples:
+def given_samples(spec: ProbeSpec, device: torch.device, *, warn: Callable[[str], None]) -> Samples:
     """Return the samples that the spec provides, either itself or through a function.
+
+    Args:
+        spec: the probe.
+        device: where to put the samples.
+        warn: called if there are more samples than the probe keeps.
 
     Raises:
         ProbeError: they are not valid samples; the message states why.
@@ -166,6 +171,11 @@ def given_samples(spec: ProbeSpec, device: torch.device) -> Samples:
         raise ProbeError("`batch` contains no tensor with a sample dimension")
     if labels is not None and len(labels) != size:
         raise ProbeError(f"`batch` has {size} samples but {len(labels)} labels")
+    if size > spec.samples.count:
+        warn(
+            f"`batch` has {size} samples, but the probe keeps only the first {spec.samples.count}; "
+            f"to keep all, set its samples.count to {size}"
+        )
     numbers = labels is not None and all(isinstance(label, int) for label in labels)
     batch = FirstBatch(args, kwargs)
     return batch.chosen(spec.samples.count, by=None, classes=labels if numbers else None)

@@ -150,6 +150,20 @@ def test_the_reading_api_tells_it_in_words(unrecorded: tuple[Run, list[Tensor]])
     assert ending.content == run.document("post_mortem")
 
 
+def test_a_message_of_several_lines_is_shown_whole(tmp_path: Path) -> None:
+    def fail() -> None:
+        train(Net(99), 2)
+        raise RuntimeError(
+            "Caught KeyError in a worker.\nOriginal Traceback:\nKeyError: 'patient_17'"
+        )
+
+    run, _ = failed(tmp_path, fail)
+    assert run.ending is not None
+    lines = dict(run.ending.parts)["The whole message"]
+    assert "KeyError: 'patient_17'" in " ".join(lines)
+    assert "patient_17" not in run.ending.headline
+
+
 def test_a_program_that_ends_by_itself_or_exits_has_no_post_mortem(tmp_path: Path) -> None:
     with comgra.trace(SPEC, root=tmp_path, group="g", name="whole"):
         train(Net(99), 3)
