@@ -535,7 +535,7 @@ def test_a_reentrant_checkpoint_has_the_gradients_that_pytorch_computes() -> Non
     loss(model(x)).backward()
     for name in ("one", "two"):
         gradient = found.slot(name, role="weight", of="grad").value(0)
-        np.testing.assert_array_equal(gradient[0], model.get_submodule(name).weight.grad)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(gradient[0], model.get_submodule(name).weight.grad)
 
 
 def test_weights_of_an_averaged_model_fit_the_model() -> None:
