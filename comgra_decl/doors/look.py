@@ -22,7 +22,7 @@ from comgra_decl.errors import CallError, ProbeError, SpecError, shown
 from comgra_decl.hooks.probing.copying import CleanCopy, unwrapped
 from comgra_decl.hooks.probing.loading import EXTRA_STATE, load
 from comgra_decl.hooks.probing.seclusion import Autocast, undisturbed
-from comgra_decl.hooks.pytree import first_batch_size, tensors_in
+from comgra_decl.hooks.pytree import first_batch_size, gradient_function, tensors_in
 from comgra_decl.query import Run
 from comgra_decl.query.checkpoints import Checkpoint, all_tensors, as_tensor
 from comgra_decl.record.context import RunContext
@@ -295,7 +295,8 @@ def _check_loss(value: object, leaves: list[torch.Tensor]) -> None:
 
 def _nodes(loss: torch.Tensor) -> Iterator[Any]:
     """Yield the nodes of the graph from which a loss is computed."""
-    waiting, seen = [loss.grad_fn], {loss.grad_fn}
+    start = gradient_function(loss)
+    waiting, seen = [start], {start}
     while waiting:
         node = waiting.pop()
         yield node
