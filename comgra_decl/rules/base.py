@@ -160,6 +160,10 @@ class Scene:
     _latest_calls: list[LossCall] = field(default_factory=list)
     _counted: int = 0  # number of training records in `classes`
 
+    def told(self, kind: str) -> list[dict[str, Any]]:
+        """Returns the facts of one kind among those in `telling`, in the order of the calls."""
+        return [fact for fact in self.telling if fact.get("kind") == kind]
+
     def calls_of(self, facts: Mapping[str, Any]) -> list[LossCall]:
         """Returns the loss calls of a record; the same list as before if they are the same."""
         raw = facts.get(LOSS_CALLS)

@@ -34,8 +34,8 @@ class SoftmaxAxis(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such product."""
-        for fact in scene.telling:
-            if fact.get("kind") == "weighs" and _is_wrong(fact):
+        for fact in scene.told("weighs"):
+            if _is_wrong(fact):
                 shape = [*fact["shape"]]
                 return [
                     self.finding(
@@ -86,8 +86,8 @@ class IneffectiveMask(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first mask that has no effect."""
-        for fact in scene.telling:
-            if fact.get("kind") != "mask" or fact.get("masked again"):
+        for fact in scene.told("mask"):
+            if fact.get("masked again"):
                 continue
             hidden, weight = float(fact["hidden"]), float(fact["weight"])
             if hidden >= _FEWEST and weight >= _EFFECT * hidden:
@@ -127,19 +127,18 @@ class SingleWeight(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such softmax."""
-        for fact in scene.telling:
-            if fact.get("kind") == "single":
-                shape = [*fact["shape"]]
-                return [
-                    self.finding(
-                        scene,
-                        place=Place(str(fact.get("where") or "softmax")),
-                        first_step=0,
-                        message=f"A softmax over dimension {fact['dim']} of {shape} in "
-                        f"{fact['where']} returns 1 everywhere, because this dimension has size 1.",
-                        evidence={"dim": int(fact["dim"]), "shape": str(shape)},
-                    )
-                ]
+        for fact in scene.told("single"):
+            shape = [*fact["shape"]]
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(fact.get("where") or "softmax")),
+                    first_step=0,
+                    message=f"A softmax over dimension {fact['dim']} of {shape} in "
+                    f"{fact['where']} returns 1 everywhere, because this dimension has size 1.",
+                    evidence={"dim": int(fact["dim"]), "shape": str(shape)},
+                )
+            ]
         return []
 
     def missing(self, scene: Scene) -> str | None:

@@ -50,9 +50,8 @@ class PaddedLastStep(Rule):
         """Returns a finding about the first tensor that is read at a padded position."""
         for kind in ("last step", "final state"):
             found: dict[str, list[float]] = {}
-            for fact in scene.telling:
-                if fact.get("kind") == kind:
-                    found.setdefault(str(fact["where"]), []).append(float(fact["padded"]))
+            for fact in scene.told(kind):
+                found.setdefault(str(fact["where"]), []).append(float(fact["padded"]))
             for where, shares in found.items():
                 share = sum(shares) / len(shares)
                 if share >= self.parameters.share:

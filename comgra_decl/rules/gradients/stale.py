@@ -30,20 +30,19 @@ class StaleGradient(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first optimizer that uses such gradients."""
-        for fact in scene.telling:
-            if fact.get("kind") == "stale gradient":
-                several = len(scene.optimizers) > 1
-                which = f" with parameters of shape {fact['shapes'][0]}" if several else ""
-                return [
-                    self.finding(
-                        scene,
-                        first_step=1,
-                        message=f"{fact['optimizer']}{which} steps with gradients that were not "
-                        "cleared: before the backward pass, its parameters already had gradients "
-                        "from before the previous optimizer step.",
-                        evidence={"parameters": int(fact["count"])},
-                    )
-                ]
+        for fact in scene.told("stale gradient"):
+            several = len(scene.optimizers) > 1
+            which = f" with parameters of shape {fact['shapes'][0]}" if several else ""
+            return [
+                self.finding(
+                    scene,
+                    first_step=1,
+                    message=f"{fact['optimizer']}{which} steps with gradients that were not "
+                    "cleared: before the backward pass, its parameters already had gradients "
+                    "from before the previous optimizer step.",
+                    evidence={"parameters": int(fact["count"])},
+                )
+            ]
         return []
 
     def missing(self, scene: Scene) -> str | None:

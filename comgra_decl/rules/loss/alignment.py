@@ -23,9 +23,7 @@ class BlankInTargets(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such loss."""
-        for fact in scene.telling:
-            if fact.get("kind") != "blank target":
-                continue
+        for fact in scene.told("blank target"):
             return [
                 self.finding(
                     scene,

@@ -25,7 +25,7 @@ class GradientOfTarget(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such loss."""
-        wrong = next((f for f in scene.telling if f.get("kind") == "detached prediction"), None)
+        wrong = next(iter(scene.told("detached prediction")), None)
         if wrong is not None:
             return [
                 self.finding(

@@ -160,9 +160,9 @@ class TemperatureMultiplied(Rule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such product."""
         classified = {c.prediction.shape for c in scene.calls if c.function in CLASSIFICATION}
-        for fact in scene.telling:
+        for fact in scene.told("temperature"):
             shape = tuple(fact.get("shape") or ())
-            if fact.get("kind") != "temperature" or shape not in classified:
+            if shape not in classified:
                 continue
             factor = float(fact["factor"])
             return [

@@ -27,9 +27,7 @@ class UnregisteredParameter(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about all such tensors."""
-        for fact in scene.telling:
-            if fact.get("kind") != "outside":
-                continue
+        for fact in scene.told("outside"):
             count = int(fact["count"])
             shapes = ", ".join(str(list(shape)) for shape in fact["shapes"])
             more = ", ..." if count > len(fact["shapes"]) else ""

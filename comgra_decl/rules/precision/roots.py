@@ -40,7 +40,7 @@ class RootOfZero(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such root."""
-        found = [fact for fact in scene.telling if fact.get("kind") == "root of zero"]
+        found = scene.told("root of zero")
         if not found or self._broken < 0:
             return []
         fact = found[0]

@@ -136,10 +136,9 @@ class SynchronisingCall(Rule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the line, or the node, that waits most often."""
         counts: dict[str, tuple[int, str]] = {}
-        for fact in scene.telling:
-            if fact.get("kind") == "waits":
-                where, count = str(fact["where"]), int(fact.get("count", 1))
-                counts[where] = max(counts.get(where, (0, "")), (count, str(fact["function"])))
+        for fact in scene.told("waits"):
+            where, count = str(fact["where"]), int(fact.get("count", 1))
+            counts[where] = max(counts.get(where, (0, "")), (count, str(fact["function"])))
         if counts:
             where, (count, name) = max(counts.items(), key=lambda item: item[1])
             return [

@@ -31,10 +31,8 @@ class ConcatenatedWithItself(Rule):
         """Returns a finding about the first such concatenation."""
         found = [
             fact
-            for fact in scene.telling
-            if fact.get("kind") == "doubled"
-            and fact["dim"] > 0
-            and fact["shape"][fact["dim"]] >= _FEW
+            for fact in scene.told("doubled")
+            if fact["dim"] > 0 and fact["shape"][fact["dim"]] >= _FEW
         ]
         if not found:
             return []

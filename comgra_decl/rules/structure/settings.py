@@ -96,7 +96,7 @@ class FrozenBatchNorm(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding about the first such module."""
-        facts = [f for f in scene.telling if f.get("kind") == "frozen batch norm"]
+        facts = scene.told("frozen batch norm")
         sizes = {int(fact["channels"]) for fact in facts}
         found = [] if len(scene.optimizers) > 1 else [*_frozen_norms(scene, sizes)]
         if not found:

@@ -44,11 +44,10 @@ class ViewForPermute(Rule):
         """Returns a finding about the first such view, preferring one that is certain."""
         found: list[tuple[bool, int, bool, dict[str, Any]]] = []
         batches = {i.shape[i.batch_dim] for i in scene.table.infos if i.batch_dim is not None}
-        for fact in scene.telling:
-            if fact.get("kind") == "reshape":
-                sure = moved(fact["source"], fact["target"], batches=batches)
-                if sure is not None:
-                    found.append((not sure, len(found), sure, fact))
+        for fact in scene.told("reshape"):
+            sure = moved(fact["source"], fact["target"], batches=batches)
+            if sure is not None:
+                found.append((not sure, len(found), sure, fact))
         if not found:
             return []
         _, _, sure, fact = min(found, key=lambda entry: entry[:2])
