@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,8 @@ from comgra_decl.errors import CallError, ProbeError, SpecError, shown
 from comgra_decl.hooks.probing.copying import CleanCopy, unwrapped
 from comgra_decl.hooks.probing.loading import EXTRA_STATE, load
 from comgra_decl.hooks.probing.seclusion import Autocast, undisturbed
-from comgra_decl.hooks.pytree import first_batch_size, gradient_function, tensors_in
+from comgra_decl.hooks.pytree import first_batch_size, tensors_in
+from comgra_decl.hooks.tensors.loss_calls import nodes_behind
 from comgra_decl.query import Run
 from comgra_decl.query.checkpoints import Checkpoint, all_tensors, as_tensor
 from comgra_decl.record.context import RunContext
@@ -293,21 +295,9 @@ def _check_loss(value: object, leaves: list[torch.Tensor]) -> None:
         )
 
 
-def _nodes(loss: torch.Tensor) -> Iterator[Any]:
-    """Yield the nodes of the graph from which a loss is computed."""
-    start = gradient_function(loss)
-    waiting, seen = [start], {start}
-    while waiting:
-        node = waiting.pop()
-        yield node
-        following = {below for below, _ in getattr(node, "next_functions", ())} - seen
-        seen |= following
-        waiting += following
-
-
 def _backward(loss: torch.Tensor, leaves: list[torch.Tensor]) -> None:
     """Compute the gradients of leaves; other tensors that the loss uses keep their `.grad`."""
-    nodes = [*_nodes(loss)]
+    nodes = [*nodes_behind(loss, most=math.inf)]
     if not any(type(node).__name__.startswith("CheckpointFunction") for node in nodes):
         torch.autograd.backward(loss, inputs=leaves)
         return
@@ -327,7 +317,7 @@ def _backward(loss: torch.Tensor, leaves: list[torch.Tensor]) -> None:
 def _check_graph(loss: torch.Tensor, model: nn.Module) -> None:
     """Refuse a loss with terms whose gradients would be missing from those of the copy."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for node in _nodes(loss):
+    for node in nodes_behind(loss, most=math.inf):
         name = names.get(id(getattr(node, "variable", None)))
         if name is not None:
             raise CallError(

@@ -144,12 +144,12 @@ def parameter_names(func: Any) -> tuple[str, ...]:
         return ()
 
 
-def nodes_behind(loss: torch.Tensor) -> Iterator[Any]:
-    """Yield the autograd nodes from which a loss is computed."""
+def nodes_behind(loss: torch.Tensor, *, most: float = _MOST_NODES) -> Iterator[Any]:
+    """Yield the autograd nodes from which a loss is computed, up to about `most` of them."""
     start = gradient_function(loss)
     waiting, seen = [start], {start}
     for node in waiting:
-        if node is None or len(waiting) > _MOST_NODES:
+        if node is None or len(waiting) > most:
             continue
         yield node
         for following, _ in node.next_functions:
