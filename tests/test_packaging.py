@@ -25,9 +25,9 @@ pytestmark = pytest.mark.packaging
 ROOT = Path(__file__).parents[1]
 
 
-def run(*command: str | Path, cwd: Path) -> str:
-    """Run a command that must succeed, and return its output."""
-    done = subprocess.run(
+def tried(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
         [*map(str, command)],
         cwd=cwd,
         env=_environment(),
@@ -36,6 +36,11 @@ def run(*command: str | Path, cwd: Path) -> str:
         timeout=300,
         check=False,
     )
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command that must succeed, and return its output."""
+    done = tried(*command, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -191,8 +196,8 @@ def test_hydra_finds_the_door_of_one_word(environment: Environment, tmp_path: Pa
     assert "comgra_decl.doors.hydra.TraceCallback" in listed
 
 
-OPTIONAL = ("panel", "bokeh", "holoviews", "llvmlite", "pandas", "param", "numba")
-"""Packages of the extras `read`, `view` and `fast`, and those that need them."""
+OPTIONAL = ("panel", "bokeh", "holoviews", "llvmlite", "pandas", "param", "numba", "mcp")
+"""Packages of the extras `read`, `view`, `fast` and `mcp`, and those that need them."""
 
 RESUMED = f"""
 import comgra_decl as comgra
@@ -213,21 +218,30 @@ def test_recording_and_resuming_need_no_extra(wheel: Path, tmp_path: Path) -> No
     light = Environment(tmp_path, without=OPTIONAL)
     light.install(wheel)
     (tmp_path / "resumed.py").write_text(RESUMED)
-    *printed, error = run(light.python, "resumed.py", cwd=tmp_path).splitlines()
+    done = tried(light.python, "resumed.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the rules start over" in done.stderr
+    assert "Traceback" not in done.stderr
+    *printed, error = done.stdout.splitlines()
     runs = [line for line in printed if line.startswith("/")]
     assert len(runs) == 2
     assert runs[0] == runs[1], "the second training should continue the run of the first"
     assert "pip install 'comgra-decl[read]'" in error
     (recorded,) = list_runs(tmp_path / "runs")
     assert (recorded.state, recorded.error) == ("finished", None)
-    commands = {"diagnose": "read", "view": "view"}
+    (tmp_path / "quiet.py").write_text(f"{TRAINING}\ntrain()\n")
+    commands = {
+        ("diagnose", "runs"): "read",
+        ("view", "runs"): "view",
+        ("mcp", "runs"): "mcp",
+        ("plan", "quiet.py"): "read",
+        ("run", "dry_run=true", "quiet.py"): "read",
+    }
     for command, extra in commands.items():
-        done = subprocess.run(
-            [light.bin / "comgra-decl", command, "runs"],
-            cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert done.stderr.startswith("comgra-decl: the ")
+        done = tried(light.bin / "comgra-decl", *command, cwd=tmp_path)
+        assert done.returncode == 2, command
+        assert "Traceback" not in done.stderr
+        assert "loss" not in done.stdout, "the program should not have trained"
         assert f"pip install 'comgra-decl[{extra}]'" in done.stderr
 
 

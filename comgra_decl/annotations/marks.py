@@ -63,7 +63,7 @@ def node(
         AnnotationError: the name is missing or empty, or the kind is unknown; raised whether or not
             a step is being recorded.
     """
-    if _recording or kind is not None or not name:
+    if _recording or kind is not None or type(name) is not str or not name:
         return _annotated(value, name, role, kind)
     return value
 
@@ -86,6 +86,11 @@ def _annotated(value: Any, name: str | None, role: str | None, kind: str | None)
         if not isinstance(value, str):
             _refuse("a node needs a name: `comgra.node(x, 'name')` or `@comgra.node('name')`.")
         return functools.partial(_marked, Mark(_checked(value, kind), role, kind))
+    if isinstance(value, str) and not isinstance(name, str):
+        _refuse(
+            "the value comes first and its name second, as in `comgra.node(x, 'name')`; got a name "
+            f"of the type {type(name).__name__!r}."
+        )
     if not name:
         _refuse(_INVALID_NAME.format(name))
     _check(kind)

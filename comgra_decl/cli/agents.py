@@ -220,10 +220,11 @@ def server(root: Path) -> Any:
         MissingPackageError: the MCP SDK is not installed.
     """
     from comgra_decl.errors import needed
+
+    module = needed("mcp.server.mcpserver", "mcp")  # first, because this extra includes `read`
     from comgra_decl.query import location, require_folder
 
     require_folder(location(root))
-    module = needed("mcp.server.mcpserver", "mcp")
     agent = Agent(location(root))
     built = module.MCPServer(
         "comgra_decl",

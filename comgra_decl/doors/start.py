@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from comgra_decl.doors import environment
-from comgra_decl.errors import ComgraError
+from comgra_decl.errors import ComgraError, MissingPackageError, SpecError, needed
 
 if TYPE_CHECKING:
     from comgra_decl.record.context import RunContext
@@ -52,6 +52,10 @@ def start_session(spec: Spec, context: RunContext) -> Session:
 def _rehearsal(spec: Spec, context: RunContext) -> Session:
     from comgra_decl.experiments.dry_run import Rehearsal
 
+    try:
+        needed("pandas", "read")
+    except MissingPackageError as error:  # like any spec that cannot be fulfilled: before training
+        raise SpecError([f"comgra.dry_run: {error}"]) from error
     return Rehearsal(spec, context=context)
 
 

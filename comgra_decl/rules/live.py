@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.errors import MissingPackageError
 from comgra_decl.records import (
     PROBE_MODE,
     RESUMED,
@@ -197,6 +198,8 @@ class LiveRules:
             feed(self._engine, run, until=resumes)
             for finding in (run.document(DOCUMENT) or {"findings": []})["findings"]:
                 self._known.add(_key(Finding.from_json(finding)))  # reported already
+        except MissingPackageError as error:
+            _log.warning("comgra: the rules start over, because to read earlier records, %s", error)
         except Exception as error:  # noqa: BLE001
             _log.warning(
                 "comgra: earlier records cannot be read, so the rules start over; "

@@ -157,6 +157,7 @@ def test_static_and_class_methods_can_be_named(recording: Heard) -> None:
         (lambda: comgra.node(torch.ones(1)), "needs a name"),  # type: ignore[call-overload]
         (lambda: comgra.node(torch.ones(1), ""), "non-empty string"),
         (lambda: comgra.node(""), "non-empty string"),
+        (lambda: comgra.node("memory", torch.ones(2)), "the value comes first"),  # type: ignore[call-overload]
         (lambda: comgra.node(lambda x: x), "needs a name"),  # type: ignore[call-overload]
         (lambda: comgra.node(torch.ones(1), "x", kind="parametr"), "did you mean 'parameter'"),
         (lambda: comgra.node("x", kind="nonsense"), "input, parameter, buffer"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from comgra_decl.doors import environment
 from comgra_decl.doors.script import Call, UsageError, parse, run
+from comgra_decl.errors import needed
 
 if TYPE_CHECKING:
     from comgra_decl.experiments.plan import Plan
@@ -47,6 +48,7 @@ def passed_on(arguments: Sequence[str]) -> None:
     if rest and rest[0] in ("-h", "--help"):
         sys.stdout.write(USAGE)
         return
+    needed("pandas", "read")  # before the script runs
     as_json = _taken(rest, "--json")
     try:
         call = parse(rest)
