@@ -86,7 +86,8 @@ def _annotated(value: Any, name: str | None, role: str | None, kind: str | None)
         if not isinstance(value, str):
             _refuse("a node needs a name: `comgra.node(x, 'name')` or `@comgra.node('name')`.")
         return functools.partial(_marked, Mark(_checked(value, kind), role, kind))
-    if isinstance(value, str) and not isinstance(name, str):
+    given: object = name  # whatever its annotation says
+    if isinstance(value, str) and not isinstance(given, str):
         _refuse(
             "the value comes first and its name second, as in `comgra.node(x, 'name')`; got a name "
             f"of the type {type(name).__name__!r}."
