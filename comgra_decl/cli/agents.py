@@ -221,10 +221,11 @@ def server(root: Path) -> Any:
     """
     from comgra_decl.errors import needed
 
-    module = needed("mcp.server.mcpserver", "mcp")  # first, because this extra includes `read`
+    needed("pandas", "mcp")  # whose extra includes `read`
     from comgra_decl.query import location, require_folder
 
     require_folder(location(root))
+    module = needed("mcp.server.mcpserver", "mcp")
     agent = Agent(location(root))
     built = module.MCPServer(
         "comgra_decl",
