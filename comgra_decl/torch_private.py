@@ -123,6 +123,7 @@ ATTRIBUTES = {
     "_version": "torch.Tensor",
     "_base": "torch.Tensor",
     "_backward_hooks": "torch.Tensor",
+    "_register_hook_dict": "autograd's nodes",
     "_is_zerotensor": "torch.Tensor",
     "_cdata": "torch.UntypedStorage",
     "_offsets": "nested tensors with the jagged layout",

@@ -93,6 +93,7 @@ class TensorPlan:
     __slots__ = (
         "attribute",
         "capture",
+        "is_buffer",
         "look",
         "module",
         "moved",
@@ -107,6 +108,7 @@ class TensorPlan:
         self.module = plan.module
         self.attribute = attribute
         self.capture = plan.capture
+        self.is_buffer = kind == "buffer"
         self.slot = Slot(
             plan.node, attribute, kind=kind, module_class=plan.module_class, names=names
         )
@@ -121,9 +123,11 @@ class TensorPlan:
         module = self.module()
         if module is None:
             return None
-        held = module._buffers if self.slot.kind == "buffer" else module._parameters
-        # in a scripted module, `held` is not a dict
-        return held[self.attribute] if self.attribute in held else None  # noqa: SIM401
+        held = module._buffers if self.is_buffer else module._parameters
+        try:
+            return held[self.attribute]
+        except KeyError:  # in a scripted module, `held` is not a dict and has no `get`
+            return None
 
     def state(self, name: str, iteration: int) -> Slot:
         """Return the slot of one optimizer state tensor of this parameter."""

@@ -493,7 +493,7 @@ class ModuleTracer:
         if capture is not None and capture.followed and self._in_model:
             with without_functions():
                 self._ends.look_for_targets(
-                    capture, (args, output), self.provenance, within_compiled=within_compiled
+                    capture, (*args, output), self.provenance, within_compiled=within_compiled
                 )
         if capture is not None and capture.categories is not None:
             capture.categories.leave(output)
@@ -676,13 +676,25 @@ class ModuleTracer:
         iteration = capture.iteration(plan, plan.node)
         if iteration is None:
             return
-        slot_of = partial(plan.slot, iteration=iteration)
         graph = self._graph
         if wanted.output_grad and capture.followed and not torch.is_grad_enabled():
             self._recomputed.first(plan, iteration, capture)
-        # nearly all modules return one plain tensor
-        plain = type(output) is torch.Tensor
-        for path, tensor in (("", output),) if plain else tensors_in(output):
+        if type(output) is torch.Tensor and wanted.split is None and not capture.aside:
+            # nearly all modules return one plain tensor: the same as below, in fewer calls
+            slot = plan.slots.get((plan.role, iteration)) or plan.slot(plan.role, iteration)
+            self.recorder.read_whole(
+                slot,
+                output,
+                capture.batch_dim(output, wanted.batch_dim, slot),
+                capture=capture,
+                how=wanted,
+                wanted=plan.outputs,
+                graph=graph,
+                inputs=() if graph is None else (t for _, t in tensors_in(args)),
+            )
+            return
+        slot_of = partial(plan.slot, iteration=iteration)
+        for path, tensor in tensors_in(output):
             self.recorder.read(
                 tensor,
                 plan.role + path,

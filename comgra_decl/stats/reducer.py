@@ -241,12 +241,13 @@ class Reducer:
         Raises:
             CannotReduceError: the tensor cannot be reduced; the step continues without it.
         """
+        index = None if values else self.add_known(tensor, batch_dim)
+        return self.add_anew(tensor, batch_dim, values=values) if index is None else index
+
+    def add_anew(self, tensor: Tensor, batch_dim: int | None, *, values: bool) -> int:
+        """Read a tensor as `add` does, after `add_known` has returned None for it."""
         if type(tensor) not in PLAIN or is_functorch_wrapped(tensor):
             tensor = plain(tensor)
-        elif not (values or function_modes()):
-            index = self._take_known(tensor, batch_dim)
-            if index is not None:
-                return index
         with self._lock, self._no_functions, self._no_keys:
             seen = self._seen.get(id(tensor))
             if seen is not None and seen.shows(tensor, batch_dim, values):
@@ -281,51 +282,62 @@ class Reducer:
             del self._seen[next(iter(self._seen))]
         self._seen[id(tensor)] = seen
 
-    def _take_known(self, tensor: Tensor, batch_dim: int | None) -> int | None:
-        """Fast path of `add` for most tensors in most steps; takes half the time.
+    def add_known(self, tensor: Tensor, batch_dim: int | None) -> int | None:
+        """Read a tensor as `add` does, if an earlier step had the same one at this point.
 
-        Copies a known tensor's memory as bytes, or defers it on an accelerator. Calls no torch
+        Most tensors in most steps are known. Reading them this way takes half the time of `add`: a
+        tensor's memory is copied as bytes, or deferred on an accelerator. This calls no torch
         operation, so no mode or hook can observe it.
+
+        Returns:
+            The tensor's number; None if nothing was read, so that `add` must be called.
         """
+        if type(tensor) not in PLAIN or function_modes():
+            return None
         with self._lock:
             try:
                 node = self._node.following
-                if not (  # the same tensor as in the last step: compare instead of hashing
-                    node is not None
-                    and node.dtype is tensor.dtype
-                    and node.given == batch_dim
-                    and tensor.is_cpu
-                    and tensor.layout is torch.strided
-                    and node.full == tensor.shape
+                if (  # usually the same tensor as in the last step: compare instead of hashing
+                    node is None
+                    or node.full != tensor.shape
+                    or node.given != batch_dim
+                    or node.dtype is not tensor.dtype
+                    or not tensor.is_cpu
+                    or tensor.layout is not torch.strided
                 ):
                     device = tensor.device
                     key = (tensor.shape, tensor.dtype, tensor.layout, device, batch_dim, False)
                     node = self._node.children.get(key)
-            except RuntimeError:
-                return None
-            if node is None:
-                return None
-            if node.holder is not None and id(tensor) not in self._seen:
-                held = node.holder.hold(node, tensor)
-                if held is None:
+                    if node is None or is_functorch_wrapped(tensor):
+                        return None
+                    if not node.copied:
+                        return self._put_off(node, tensor, key)
+                if not tensor.is_contiguous() or tensor.is_neg():
                     return None
-                index = self._repeats.known(tensor, key)
-                if index is not None:
-                    node.holder.let_go(held)
-                    return index
-                self._repeats.kept(node.index)
-                self._remember(tensor, held)
-                self._node = node
-                return node.index
-            if not (node.copied and tensor.is_contiguous()) or tensor.is_neg():
+                source = tensor.data_ptr()
+                if not source or node.version != node.group.version:  # type: ignore[union-attr]
+                    return None
+                copy_memory(node.addresses[self._ring.slot], source, node.copied)
+            except RuntimeError:  # no single shape (nested), or no memory (within a transform)
                 return None
-            source, target = tensor.data_ptr(), node.address(self._ring.slot)
-            if not (source and target):
-                return None
-            copy_memory(target, source, node.copied)
-            self._node.following = node
-            self._node = node
+            self._node.following = self._node = node
             return node.index
+
+    def _put_off(self, node: Node, tensor: Tensor, key: Hashable) -> int | None:
+        """Defer a known tensor on an accelerator; None if it must be read immediately."""
+        if node.holder is None or id(tensor) in self._seen:
+            return None
+        held = node.holder.hold(node, tensor)
+        if held is None:
+            return None
+        index = self._repeats.known(tensor, key)
+        if index is not None:
+            node.holder.let_go(held)
+            return index
+        self._repeats.kept(node.index)
+        self._remember(tensor, held)
+        self._node = node
+        return node.index
 
     def together(self) -> AbstractContextManager[None]:
         """Reduce tensors added in this context before other code runs; needs few GPU launches."""

@@ -93,9 +93,8 @@ class Node:
     """One tensor of a step, identified by all tensors before it."""
 
     __slots__ = (
-        "_addresses",
-        "_version",
         "_views",
+        "addresses",
         "bytes",
         "children",
         "copied",
@@ -120,6 +119,7 @@ class Node:
         "size",
         "stride",
         "used",
+        "version",
     )
 
     def __init__(self, parent: Node | None = None) -> None:
@@ -144,8 +144,8 @@ class Node:
         self.row = self.stride = self.count = 0
         self.kept = 0  # number of leading samples with a row of raw sums each
         self._views: list[Tensor] = []
-        self._addresses: list[int] = []
-        self._version = -1
+        self.addresses: list[int] = []  # of its rows in each slot, if the group has this `version`
+        self.version = -1
 
     def describe(
         self, tensor: Tensor, batch_dim: int | None, *, device: torch.device, histogram: int | None
@@ -174,16 +174,11 @@ class Node:
         """Return the memory of this tensor's rows in one slot, in the shape of the tensor."""
         group = self.group
         assert group is not None
-        if self._version != group.version:
+        if self.version != group.version:
             self._views = [self._shaped(group.rows[s]) for s in range(group.rows.shape[0])]
-            self._addresses = [view.data_ptr() for view in self._views]
-            self._version = group.version
+            self.addresses = [view.data_ptr() for view in self._views]
+            self.version = group.version
         return self._views[slot]
-
-    def address(self, slot: int) -> int:
-        """Return the start address of these rows; 0 if `view` must look it up."""
-        assert self.group is not None
-        return self._addresses[slot] if self._version == self.group.version else 0
 
     def _shaped(self, rows: Tensor) -> Tensor:
         full, batch_dim, samples, _ = self.shape

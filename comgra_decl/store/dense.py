@@ -91,7 +91,7 @@ def record_columns(batches: Sequence[StepBatch], names: Names) -> NDArray[np.flo
     """
     infos = [info for batch in batches for info in batch.steps]
     kpis = [values for batch in batches for values in batch.kpis]
-    coded = [{names.code("kpi", name): v for name, v in values.items()} for values in kpis]
+    coded = [dict(zip(names.codes("kpi", values), values.values(), strict=True)) for values in kpis]
     columns = round_up(SYSTEM_COLUMNS + names.size("kpi"), KPI_CHUNK)
     table = np.zeros((len(infos), columns))
     table[:, SYSTEM_COLUMNS:] = MISSING
@@ -107,8 +107,8 @@ def _fill_facts(table: NDArray[np.float64], infos: list[StepInfo], names: Names)
     table[:, RecordColumn.STEP] = [info.step for info in infos]
     table[:, RecordColumn.TIME] = [info.time for info in infos]
     table[:, RecordColumn.COST] = [info.cost for info in infos]
-    table[:, RecordColumn.TYPE] = [names.code("type", info.type) for info in infos]
-    table[:, RecordColumn.MODE] = [names.code("mode", info.mode) for info in infos]
+    table[:, RecordColumn.TYPE] = names.codes("type", (info.type for info in infos))
+    table[:, RecordColumn.MODE] = names.codes("mode", (info.mode for info in infos))
     table[:, RecordColumn.STRUCTURE] = [
         -1 if info.structure is None else names.code("structure", info.structure) for info in infos
     ]

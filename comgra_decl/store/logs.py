@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from comgra_decl.records import Piece, SlotInfo, SlotKey
@@ -78,6 +78,11 @@ class Names:
         self._staged.append((table, name))
         codes[name] = len(codes)
         return codes[name]
+
+    def codes(self, table: str, names: Iterable[str]) -> list[int]:
+        """Return the code of each name; stage new names."""
+        known = self._codes.setdefault(table, {})
+        return [known[name] if name in known else self.code(table, name) for name in names]
 
     def size(self, table: str) -> int:
         """Return the number of names in a table."""

@@ -97,8 +97,8 @@ class ScalarTable:
     def _rows(self, logged: ScalarBatch) -> Rows:
         rows = np.empty(len(logged.names), ROW)
         rows["step"], rows["value"] = logged.steps, logged.values
-        rows["name"] = [self._names.code("scalar", name) for name in logged.names]
-        rows["type"] = [self._names.code("scalar_type", type_) for type_ in logged.types]
+        rows["name"] = self._names.codes("scalar", logged.names)
+        rows["type"] = self._names.codes("scalar_type", logged.types)
         return rows
 
 

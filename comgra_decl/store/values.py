@@ -135,12 +135,15 @@ def _stacked(
             yield ValuePiece(array.form, offset, lane, value[None, None])
         return
     lanes = round_up(len(array.lanes), array.lane_chunk)
-    for first, last in _consecutive(sorted({offset for offset, _, _ in entries})):
+    of_record: dict[int, list[tuple[int, NDArray[Any]]]] = {}
+    for offset, lane, value in entries:
+        of_record.setdefault(offset, []).append((lane, value))
+    for first, last in _consecutive(sorted(of_record)):
         shape = (last - first + 1, lanes, *entries[0][2].shape)
         data = np.zeros(shape, entries[0][2].dtype)
-        for offset, lane, value in entries:
-            if first <= offset <= last:
-                data[offset - first, lane] = value
+        for row, offset in enumerate(range(first, last + 1)):
+            for lane, value in of_record[offset]:
+                data[row, lane] = value
         yield ValuePiece(array.form, first, 0, data)
 
 

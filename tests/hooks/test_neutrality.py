@@ -179,7 +179,7 @@ def test_a_fault_of_ours_stops_tracing_and_never_reaches_the_training(
     from comgra_decl.stats import Reducer
 
     _, losses, state, *_ = run(torch.optim.SGD)
-    monkeypatch.setattr(Reducer, "add", lambda *_a, **_k: 1 / 0)
+    monkeypatch.setattr(Reducer, "add_anew", lambda *_a, **_k: 1 / 0)
     before = global_hooks()
     with recording() as traced:
         _, traced_losses, traced_state, *_ = run(torch.optim.SGD)

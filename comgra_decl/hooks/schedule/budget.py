@@ -173,7 +173,9 @@ class Budget:
 
     def _concerned(self, labels: Collection[str]) -> list[Allowance]:
         """Return the allowances that apply to a record with these labels."""
-        own = (self._of(label) for label in labels) if self._types else ()
+        if not self._types:
+            return [self._all]
+        own = map(self._of, labels)
         return [self._all, *(each for each in own if each is not None)]
 
     # -- queries -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 from comgra_decl.hooks.graph.attended import Attended
 from comgra_decl.hooks.graph.telling import Telling
 from comgra_decl.hooks.limits import is_capturing
-from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.hooks.pytree import gradient_function, tensors_in, tensors_of
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
 from comgra_decl.hooks.tensors.objective import leaves_behind, objective_of, with_gradients
@@ -71,7 +71,8 @@ class Ends:
     ) -> None:
         """Read the inputs of a model, which cannot be targets."""
         given = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else tensors_in(args)
-        self.targets.know_all(given)
+        for _, tensor in given:
+            self.targets.know(tensor)
         if graph is not None and self._scans:
             self._attend(graph, args, kwargs)
         iteration = capture.iteration("input", "input")
@@ -179,7 +180,7 @@ class Ends:
         """
         self.targets.rest()
         self._leaves.hold(optimizer)
-        if self._looks <= 0 and (outside := self._leaves.outside(holds)):
+        if self._looks <= 0 and not self._leaves.over and (outside := self._leaves.outside(holds)):
             shapes = [[*tensor.shape] for tensor in outside[:3]]
             fact = {"kind": "outside", "count": len(outside), "shapes": shapes}
             capture.telling.append(fact)
@@ -198,7 +199,7 @@ class Ends:
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
         """Make the graph collect facts about the calls within the model being called."""
         graph.attended, graph.telling = self._attended, self._telling
-        for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        for tensor in tensors_of((*args, *kwargs.values())):
             whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
             if whole and tensor.dim() == 2 and self._attended.tokens is None:
                 self._attended.tokens = self._telling.tokens = weakref.ref(tensor)
@@ -220,12 +221,16 @@ class Ends:
 
 
 class Leaves:
-    """Tensors behind the losses of the first records, to find those that nothing updates."""
+    """Tensors behind the losses of the first records, to find those that nothing updates.
+
+    Attributes:
+        over: whether the search has ended.
+    """
 
     def __init__(self) -> None:
         self._seen: dict[int, _Leaf] = {}  # by id
         self._others: set[int] = set()  # inputs, and what optimizers hold
-        self._over = False
+        self.over = False
 
     def give(self, tensor: torch.Tensor) -> None:
         """Exclude an input, whose gradient the program may want to know."""
@@ -233,7 +238,7 @@ class Leaves:
 
     def hold(self, optimizer: Any) -> None:
         """Exclude the parameters of an optimizer."""
-        if not self._over:
+        if not self.over:
             self._others |= {id(p) for group in optimizer.param_groups for p in group["params"]}
 
     def reach(self, leaves: list[torch.Tensor], record: int) -> None:
@@ -244,7 +249,7 @@ class Leaves:
             record: a number that differs between records.
         """
         with quiet():
-            for tensor in () if self._over else leaves[:_MOST_LEAVES]:
+            for tensor in () if self.over else leaves[:_MOST_LEAVES]:
                 known = self._seen.get(id(tensor))
                 if known is None or known.tensor() is not tensor:  # else another one had this id
                     known = self._seen[id(tensor)] = _Leaf(weakref.ref(tensor), _part_of(tensor))
@@ -256,7 +261,7 @@ class Leaves:
         They are behind losses of several records, but no model and no optimizer holds them, and
         the program has not changed them itself.
         """
-        leaves, self._seen, self._over = self._seen, {}, True
+        leaves, self._seen, self.over = self._seen, {}, True
         others, self._others = self._others, set()
         alive = ((leaf, leaf.tensor()) for leaf in leaves.values() if len(leaf.records) > 1)
         with quiet():

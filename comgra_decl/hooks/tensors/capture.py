@@ -189,11 +189,13 @@ class StepCapture:
         """
         alone = not self.reads_together
         started = time.perf_counter() if alone else 0.0
-        try:
-            keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
-            index = self._reducer.add(tensor, batch_dim=batch_dim, values=keep)
-        except CannotReduceError as error:
-            return self._add_written_out(slot, tensor, batch_dim, values, str(error))
+        keep = (values or self._spare_values) and self._small_enough(tensor, batch_dim)
+        index = None if keep else self._reducer.add_known(tensor, batch_dim)
+        if index is None:
+            try:
+                index = self._reducer.add_anew(tensor, batch_dim, values=keep)
+            except CannotReduceError as error:
+                return self._add_written_out(slot, tensor, batch_dim, values, str(error))
         if slot.id < 0 and not slot.dtype:
             slot.describe(tensor, batch_dim)
         if keep and not values:
@@ -232,15 +234,16 @@ class StepCapture:
         if tensor.is_nested:
             return None
         shape = tensor.shape
-        if isinstance(declared, int):
-            return declared if -len(shape) <= declared < len(shape) else None
-        if declared is None or not shape:
-            return None
-        per_sample = shape[0] == self.batch_size
-        if slot is None or not slot.dtype or 0 in slot.shape or 0 in shape:
-            return 0 if per_sample else None  # undecided for empty tensors
-        if (slot.batch_dim is not None) != per_sample:
-            self.uneven[slot.node()] = None
+        if declared != "auto":
+            fits = isinstance(declared, int) and -len(shape) <= declared < len(shape)
+            return declared if fits else None  # type: ignore[return-value]
+        per_sample = len(shape) > 0 and shape[0] == self.batch_size
+        decided = 0 if per_sample else None
+        if slot is None or slot.batch_dim == decided or not slot.dtype or not shape:
+            return decided  # nearly always
+        if 0 in slot.shape or 0 in shape:
+            return decided  # undecided for empty tensors
+        self.uneven[slot.node()] = None
         return slot.batch_dim
 
     def _small_enough(self, tensor: torch.Tensor, dim: int | None) -> bool:

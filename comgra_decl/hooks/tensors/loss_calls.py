@@ -125,6 +125,7 @@ def plain_arguments(
     return found
 
 
+@lru_cache(maxsize=512)
 def target_argument(func: Any) -> tuple[str, int] | None:
     """Return the name and position of a loss function's target parameter, or None."""
     names = parameter_names(func)

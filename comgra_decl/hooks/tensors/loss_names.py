@@ -37,6 +37,7 @@ def calling_places() -> tuple[Place, ...]:
     a loss has the same name with and without a mode.
     """
     places: list[Place] = []
+    foreign = _foreign
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_MOST_FRAMES):
         if frame is None:
@@ -44,16 +45,19 @@ def calling_places() -> tuple[Place, ...]:
         code = frame.f_code
         if code.co_name in _HANDLERS:
             places.clear()  # the calls made by a handler are not in the program's code either
-        else:
-            foreign = _foreign.get(code.co_filename)
-            if foreign is None:
-                foreign = code.co_filename.startswith((OUR_FOLDER, TORCH_FOLDER))
-                if len(_foreign) < _MOST_FILES:  # a notebook creates new files continually
-                    _foreign[code.co_filename] = foreign
-            if not foreign:
-                places.append((code, frame.f_lasti))
+        elif not (foreign.get(code.co_filename) or _is_foreign(code.co_filename)):
+            places.append((code, frame.f_lasti))
         frame = frame.f_back
     return tuple(places)
+
+
+def _is_foreign(file: str) -> bool:
+    known = _foreign.get(file)
+    if known is None:
+        known = file.startswith((OUR_FOLDER, TORCH_FOLDER))
+        if len(_foreign) < _MOST_FILES:  # a notebook creates new files continually
+            _foreign[file] = known
+    return known
 
 
 def loss_name(places: tuple[Place, ...]) -> str | None:

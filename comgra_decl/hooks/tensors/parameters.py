@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
@@ -55,6 +56,7 @@ class Parameters:
     ) -> None:
         self._on_fault = on_fault
         self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
+        self._updates = self._states = False  # whether any plan captures them
         self._used: dict[TensorPlan, None] = {}  # of the models called in this step
         self._lent: list[TensorPlan] = []  # replaced by another tensor during a call
         self._handles: list[RemovableHandle] = []
@@ -73,6 +75,7 @@ class Parameters:
         # at the forward pass: the gradient and its version
         self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
         self._held = held
+        self._facts: dict[int, _Facts] = {}  # about optimizers, by id
 
     # -- plans of tensors ----------------------------------------------------------------------
 
@@ -80,6 +83,8 @@ class Parameters:
         """Add the parameters and buffers of a model at its first call."""
         for tensor_plan in (*plan.parameters, *plan.buffers):
             self._plans[id(tensor_plan.tensor)] = tensor_plan
+            self._updates = self._updates or tensor_plan.capture.update
+            self._states = self._states or tensor_plan.capture.optimizer_state
         if self._optimizer is not None:  # a closure: the model is discovered within the step
             self._stepping = self._stepped_by(self._optimizer)
             self._remember(self._stepping)
@@ -100,43 +105,41 @@ class Parameters:
     def read(self, plan: TopPlan, capture: StepCapture) -> None:
         """Read the parameters and buffers that the upcoming forward pass will use."""
         self._is_clean = False
+        plans, used, found = self._plans, self._used, self._found  # runs for each parameter
         for tensor_plan in (*plan.parameters, *plan.buffers):
             tensor = tensor_plan.tensor
             if tensor is None:
                 continue
+            buffer = tensor_plan.is_buffer
             # check the type first: `isinstance` of a parameter uses a slow metaclass
-            if type(tensor) is not nn.Parameter and isinstance(tensor, _UNINITIALIZED):
-                continue
-            self._plans[id(tensor)] = tensor_plan
-            self._used[tensor_plan] = None
-            if type(tensor) is torch.Tensor and tensor_plan.slot.kind == "parameter":
-                self._lent.append(tensor_plan)
+            if type(tensor) is not nn.Parameter:
+                if isinstance(tensor, _UNINITIALIZED):
+                    continue
+                if type(tensor) is torch.Tensor and not buffer:
+                    self._lent.append(tensor_plan)
+            plans[id(tensor)] = tensor_plan
+            used[tensor_plan] = None
             wanted = tensor_plan.capture
             if (
-                wanted.parameter_grad
-                and tensor_plan.slot.kind == "parameter"
-                and tensor_plan not in self._found
+                not buffer
+                and wanted.parameter_grad
+                and tensor_plan not in found
                 and not tensor.is_inference()
             ):
                 # the state before the step, to determine what the step changes
                 gradient = tensor.grad
-                self._found[tensor_plan] = gradient, 0 if gradient is None else gradient._version
-                if tensor_plan.look is None:
-                    tensor_plan.moved = False
-                else:
+                found[tensor_plan] = gradient, 0 if gradient is None else gradient._version
+                tensor_plan.moved = False
+                if tensor_plan.look is not None:
                     _look_again(tensor_plan, tensor)
-            if wanted.buffer if tensor_plan.slot.kind == "buffer" else wanted.parameter:
+            if wanted.buffer if buffer else wanted.parameter:
                 capture.add(tensor_plan.slot, tensor, batch_dim=None, values=wanted.values)
             if wanted.parameter_grad_raw and capture.followed:
                 self._watch(tensor_plan, tensor, capture)
 
     def _watch(self, plan: TensorPlan, parameter: torch.Tensor, capture: StepCapture) -> None:
         """Register hooks that receive a parameter's gradients before clipping or clearing."""
-        if (
-            plan.slot.kind == "buffer"
-            or not parameter.requires_grad
-            or id(parameter) in self._watched
-        ):
+        if plan.is_buffer or not parameter.requires_grad or id(parameter) in self._watched:
             return
         self._watched.add(id(parameter))
         share = partial(self._on_share, capture, capture.epoch, plan)
@@ -214,15 +217,33 @@ class Parameters:
         self._is_clean = False
         self._take_back()
         self._optimizer = optimizer
-        capture.optimizers.append(_facts(optimizer))
+        capture.optimizers.append(self._facts_of(optimizer))
         self._stepping = self._stepped_by(optimizer)
-        if any(plan.capture.update for plan, _ in self._stepping):
+        if self._updates:
             self._remember(self._stepping)
         self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
         if self._read_gradients and capture.open:
             with capture.together():
                 for plan, parameter in self._stepping:
                     self._read_gradient(plan, parameter, capture)
+
+    def _facts_of(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Return the facts about an optimizer: those of its last step if no option has changed."""
+        options: list[Any] = []
+        for group in optimizer.param_groups:
+            options += len(group["params"]), *map(group.get, _OPTIONS)
+        # tensors may change in place, and comparing one with a number may wait for a device
+        kinds = [*map(type, options)]
+        known = self._facts.get(id(optimizer))
+        if known is not None and known.describes(optimizer, kinds, options):
+            return known.facts
+        facts = _facts(optimizer)
+        plain = not any(issubclass(kind, torch.Tensor) for kind in kinds)
+        if len(self._facts) >= _MOST_OPTIMIZERS:
+            self._facts.clear()
+        if plain:
+            self._facts[id(optimizer)] = _Facts(weakref.ref(optimizer), kinds, options, facts)
+        return facts
 
     def _stepped_by(
         self, optimizer: torch.optim.Optimizer
@@ -274,7 +295,9 @@ class Parameters:
         if self._before:
             self._write_updates(stepping, capture)
         self._before.clear()
-        if not isinstance(optimizer, torch.optim.LBFGS):  # one state for all its parameters
+        if self._states and not isinstance(
+            optimizer, torch.optim.LBFGS
+        ):  # one state for all its parameters
             wanted = [(plan, p) for plan, p in stepping if plan.capture.optimizer_state]
             if wanted:
                 self._write_states(wanted, optimizer, capture)
@@ -429,6 +452,24 @@ def _look_again(plan: TensorPlan, parameter: torch.Tensor) -> None:
 
 _OPTIONS = ("lr", "initial_lr", "weight_decay", "momentum", "betas", "maximize")
 """Options of parameter groups that are stored as a fact in a record."""
+
+
+_MOST_OPTIMIZERS = 64  # whose facts are kept
+
+
+class _Facts(NamedTuple):
+    """The facts about an optimizer and the options from which they were derived."""
+
+    optimizer: weakref.ref[torch.optim.Optimizer]
+    kinds: list[type]
+    options: list[Any]
+    facts: dict[str, Any]
+
+    def describes(
+        self, optimizer: torch.optim.Optimizer, kinds: list[type], options: list[Any]
+    ) -> bool:
+        known = self.optimizer() is optimizer
+        return known and self.kinds == kinds and self.options == options
 
 
 def _facts(optimizer: torch.optim.Optimizer) -> dict[str, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.guarded import guarded
+from comgra_decl.hooks.pytree import gradient_function
 from comgra_decl.hooks.tensors.gradients import WITHOUT_BACKWARD, gradient_slot, unused
 from comgra_decl.hooks.tensors.splitting import Part, take_apart
 from comgra_decl.torch_private import is_functorch_wrapped
@@ -31,6 +33,22 @@ class _Hook(partial[None]):
     """
 
     __torch_unserializable__ = True
+
+
+def _register(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
+    """Register a hook as `tensor.register_hook` does, without a handle to remove it.
+
+    This takes a third of the time, for each output of each module. The hook lives as long as the
+    tensor, which the step creates. Its key, unlike those of the program's hooks, is not a number.
+    """
+    if type(tensor) is not torch.Tensor:
+        tensor.register_hook(hook)
+        return
+    hooks: Any = tensor._backward_hooks
+    if hooks is None:
+        hooks = tensor._backward_hooks = OrderedDict()
+        gradient_function(tensor)._register_hook_dict(tensor)
+    hooks[hook] = hook
 
 
 SlotOf = Callable[[str], "Slot"]
@@ -91,23 +109,43 @@ class TensorRecorder:
         if capture.aside:
             slot = capture.in_pass(slot)
         dim = capture.batch_dim(tensor, how.batch_dim, slot)
+        read = self.read_whole(
+            slot, tensor, dim, capture=capture, how=how, wanted=wanted, graph=graph, inputs=inputs
+        )
+        if read and how.split is not None:
+            self.read_parts(
+                tensor, role, slot_of, capture=capture, how=how, wanted=wanted, batch_dim=dim
+            )
+
+    def read_whole(
+        self,
+        slot: Slot,
+        tensor: torch.Tensor,
+        batch_dim: int | None,
+        *,
+        capture: StepCapture,
+        how: Capture,
+        wanted: Wanted,
+        graph: Provenance | None,
+        inputs: Iterable[torch.Tensor],
+    ) -> bool:
+        """Read one tensor into a slot as `read` does, but not its parts.
+
+        Returns:
+            Whether the tensor can be read.
+        """
         if wanted.tensor:
-            if capture.add(slot, tensor, batch_dim=dim, values=how.values) is None:
-                return
+            if capture.add(slot, tensor, batch_dim=batch_dim, values=how.values) is None:
+                return False
         elif is_functorch_wrapped(tensor):
-            return
+            return False
         if graph is not None:
             graph.trace(slot, tensor, inputs)
         if wanted.gradient and self._awaits(tensor):
             # same as `watch`, without the extra call for each output
-            self.hook(
-                tensor,
-                _Hook(self._on_gradient, capture, capture.epoch, slot, how.values, dim),
-            )
-        if how.split is not None:
-            self.read_parts(
-                tensor, role, slot_of, capture=capture, how=how, wanted=wanted, batch_dim=dim
-            )
+            hook = _Hook(self._on_gradient, capture, capture.epoch, slot, how.values, batch_dim)
+            self.hook(tensor, hook)
+        return True
 
     def watch(
         self,
@@ -170,7 +208,7 @@ class TensorRecorder:
         if type(hook) is not _Hook:
             hook = unserializable_hook(hook)  # else torch warns programs that save the tensor
         if not tensor.is_leaf:
-            tensor.register_hook(hook)
+            _register(tensor, hook)
             return
         leaf = id(tensor)
         if leaf in self._reached:  # reused as an input, such as an image being optimised

@@ -13,7 +13,7 @@ import torch
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.graph.lineage import storage_id
-from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.hooks.pytree import gradient_function, tensors_of
 from comgra_decl.hooks.tensors.loss_calls import (
     form_of,
     likeness,
@@ -118,17 +118,13 @@ class Targets(modes.OwnMode):
 
     def know(self, value: Any) -> None:
         """Exclude the inputs or outputs of a model."""
-        self.know_all(tensors_in(value))
-
-    def know_all(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Exclude tensors, each with its path, as `know` does."""
-        for _, tensor in tensors:
+        for tensor in tensors_of(value if type(value) is tuple else (value,)):
             reference = self._known[id(tensor)] = weakref.ref(tensor)
             self._shown.append(reference)
 
     def know_named(self, value: Any) -> None:
         """Exclude tensors that the program has named, possibly before any model call."""
-        _note(self._named, (tensor for _, tensor in tensors_in(value)))
+        _note(self._named, tensors_of((value,)))
 
     def look(self, capture: StepCapture, graph: Provenance | None, *, values: bool) -> None:
         """Start looking for targets after a model has returned."""
@@ -179,10 +175,10 @@ class Targets(modes.OwnMode):
     ) -> Iterator[torch.Tensor]:
         """Yield the targets among the arguments of a call; torch function modes must be off."""
         name = getattr(func, "__name__", "")
-        results = [tensor for _, tensor in tensors_in(result)]
+        results = tensors_of((result,))
         if not results:
             return
-        inputs = [tensor for _, tensor in tensors_in((args, kwargs))]
+        inputs = tensors_of((*args, *kwargs.values()))
         if not inputs or _only_makes(name):
             _note(self._made, (t for t in results if not t.requires_grad))
             return
@@ -209,7 +205,7 @@ class Targets(modes.OwnMode):
         if declared is not None:
             name, position = declared
             value = args[position] if len(args) > position else kwargs.get(name)
-            yield from (t for _, t in tensors_in(value) if self._could_be(t))
+            yield from (t for t in tensors_of((value,)) if self._could_be(t))
             return
         rows = {
             tensor.size(0) for tensor in computed if tensor.dim()
@@ -256,7 +252,7 @@ class Targets(modes.OwnMode):
         if not met or len(capture.loss_calls) >= _MOST_CALLS:
             return
         target, number = met[0]
-        given = [t for _, t in tensors_in((args, kwargs)) if t is not target]
+        given = [t for t in tensors_of((*args, *kwargs.values())) if t is not target]
         prediction = next((t for t in given if gradient_function(t) is not None), None)
         if prediction is None and declared is not None:
             self._see_detached(capture, func, given, target)
