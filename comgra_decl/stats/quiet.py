@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -65,9 +66,14 @@ class quiet:  # noqa: N801 - a context manager, named like those of torch
         self._functions.__enter__()
         self._keys.__enter__()
 
-    def __exit__(self, *failure: object) -> None:
-        self._keys.__exit__(*failure)
-        self._functions.__exit__(*failure)
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._keys.__exit__(kind, error, trace)
+        self._functions.__exit__(kind, error, trace)
 
 
 def copied_to_host(tensor: Tensor) -> tuple[Tensor, Any]:

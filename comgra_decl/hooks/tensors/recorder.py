@@ -41,13 +41,14 @@ def _register(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Non
     This takes a third of the time, for each output of each module. The hook lives as long as the
     tensor, which the step creates. Its key, unlike those of the program's hooks, is not a number.
     """
-    if type(tensor) is not torch.Tensor:
+    function = gradient_function(tensor)
+    if function is None or type(tensor) is not torch.Tensor:
         tensor.register_hook(hook)
         return
     hooks: Any = tensor._backward_hooks
     if hooks is None:
         hooks = tensor._backward_hooks = OrderedDict()
-        gradient_function(tensor)._register_hook_dict(tensor)
+        function._register_hook_dict(tensor)
     hooks[hook] = hook
 
 
