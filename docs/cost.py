@@ -151,10 +151,10 @@ records reuse the result if the two readings were identical.
 ## Expensive options
 
 - `values: true` stores whole tensors. `values.max_elements` limits the size of each.
-- `preview` keeps up to 4 kB of each tensor, by default in every 20th record. A record with previews
+- `preview` keeps up to 4 kB of each tensor, by default in every 50th record. A record with previews
   took 1.15 times as long as one without (in thread time) for an MLP with 7 layers, 1.08 times as
   long for a CNN with 6 convolutions, and 1.07 times as long for a transformer with 6 layers.
-  Averaged over 20 records, the ratios are 1.008, 1.004 and 1.003 (one CPU thread).
+  Averaged over 50 records, the ratios are 1.003, 1.002 and 1.001 (one CPU thread).
   `preview: false` disables previews.
 - `keep` captures every step. Apart from storage, this costs as much as recording every step.
 - Statistics that read a tensor again (quantiles, singular values, custom functions) take additional

@@ -34,6 +34,9 @@ class Reporter:
         self._attached: dict[str, Any] = {}  # further documents, until they are stored
         self._is_priced = False
         self._described: WeakKeyDictionary[TopPlan, list[dict[str, Any]]] = WeakKeyDictionary()
+        # the modules of each model, and those not called so far
+        self._silent: WeakKeyDictionary[TopPlan, tuple[list[ModulePlan], list[ModulePlan]]]
+        self._silent = WeakKeyDictionary()
         self.beside: Beside | None = None  # records functions and annotated tensors
         # called with classes of modules that were used without being called
         self.on_uncalled: Callable[[type], None] = lambda _: None
@@ -67,11 +70,18 @@ class Reporter:
         self._attached[name] = content
 
     def documents(
-        self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo
+        self, tops: Collection[TopPlan], capture: StepCapture, info: StepInfo, *, trained: int
     ) -> dict[str, Any]:
-        """Return the documents that changed with this record; usually none."""
+        """Return the documents that changed with this record; usually none.
+
+        Args:
+            tops: the models.
+            capture: the record.
+            info: facts about it.
+            trained: a number that increases whenever a parameter is frozen or trained again.
+        """
         attached, self._attached = self._attached, {}
-        if self._state(tops, capture) == self._states.get(info.mode):
+        if self._state(tops, capture, trained) == self._states.get(info.mode):
             return attached
         report = self._report(tops, capture)
         if info.mode == "train":
@@ -79,7 +89,7 @@ class Reporter:
         report["warnings"] = list(self._warnings)
         report |= self._priced()
         self._last = report
-        self._states[info.mode] = self._state(tops, capture)
+        self._states[info.mode] = self._state(tops, capture, trained)
         modules = [m for top in tops for m in self._modules(top)]
         return {"modules": modules, "report": report, **attached}
 
@@ -116,18 +126,25 @@ class Reporter:
             ]
         return self._described[plan]
 
-    def _state(self, tops: Collection[TopPlan], capture: StepCapture) -> object:
+    def _state(self, tops: Collection[TopPlan], capture: StepCapture, trained: int) -> object:
         """Return a value that changes whenever the documents change."""
-        fired, trainable = 0, []
-        for top in tops:
-            fired += sum([plan.fired for plan in top.modules])
-            trainable += [plan.trainable for plan in top.parameters]
+        fired = sum([self._count_fired(top) for top in tops])
         beside = None if self.beside is None else self.beside.state
         refused, warned = len(capture.refused), len(self._warnings)
         self._is_priced = self._is_priced or self.price() is not None
         priced, count = self._is_priced, self._choice_count
         held = () if self.optimizers is None else self.optimizers.sizes()
-        return (len(tops), fired, beside, refused, warned, count, trainable, priced, held)
+        return (len(tops), fired, beside, refused, warned, count, trained, priced, held)
+
+    def _count_fired(self, top: TopPlan) -> int:
+        """Return how many modules have been called, looking only at those that had not been."""
+        modules, silent = self._silent.get(top, ([], []))
+        if modules is not top.modules:  # the model has changed
+            silent = top.modules
+        if silent:
+            silent = [plan for plan in silent if not plan.fired]
+            self._silent[top] = top.modules, silent
+        return len(top.modules) - len(silent)
 
     def _report(self, tops: Collection[TopPlan], capture: StepCapture) -> dict[str, Any]:
         entries = {name: self._entry(name, tops) for name in self._entries}

@@ -10,14 +10,8 @@ from comgra_decl.hooks.limits import COMPILED_GRAPH, compiles_to_cuda_graphs
 from comgra_decl.hooks.schedule.agenda import TRAIN
 from comgra_decl.hooks.step_state import Outcome
 from comgra_decl.records import (
-    ATTENTIONS,
-    BATCH_SOFTMAXES,
-    LOSS_CALLS,
     MODES,
-    OBJECTIVES,
-    OPTIMIZERS,
     SKIPPED_STEP,
-    TELLING,
     RawStep,
     StepInfo,
 )
@@ -322,16 +316,9 @@ class StepRecords:
             self._state.close()
             tracer.finish(capture)
         tracer.settle_names()
-        facts = {
-            LOSS_CALLS: capture.loss_calls,
-            MODES: capture.modes,
-            BATCH_SOFTMAXES: capture.batch_softmaxes,
-            ATTENTIONS: capture.attentions,
-            TELLING: capture.telling,
-            OBJECTIVES: capture.objectives,
-            OPTIMIZERS: capture.optimizers,
-        }
-        info.extra |= {name: self._shared(name, fact) for name, fact in facts.items() if fact}
+        for name, fact in (*capture.facts.items(), (MODES, capture.modes)):
+            if fact:
+                info.extra[name] = self._shared(name, fact)
         raw = capture.close(info, self._table)
         if training and info.mode == "train":
             declared.compiled.recorded(capture, info.step)
@@ -346,7 +333,9 @@ class StepRecords:
         self._warn_of(capture)
         if training and compiles_to_cuda_graphs():
             self._reporter.warn(COMPILED_GRAPH)
-        raw.documents = self._reporter.documents(tracer.called_tops, capture, info)
+        raw.documents = self._reporter.documents(
+            tracer.called_tops, capture, info, trained=tracer.parameters.turns
+        )
         self._sink(raw)
 
     def _shared(self, name: str, fact: Any) -> Any:

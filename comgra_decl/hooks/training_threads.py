@@ -207,13 +207,20 @@ class Turns:
     def thread_to_follow(self) -> int:
         """Return the thread that a beginning record follows; 0 for the first that calls a model."""
         lane = self._lanes.followed
-        if self._lanes.several or (lane.calls and not is_called_by_module(sys._getframe(1))):
+        if self._lanes.several or (lane.calls and not self._is_in_call()):
             return lane.thread
         if lane.calls:
             return here()
         if lane.calls is None and lane.thread in (0, here()):
             return here() if self._state.number else 0  # armed at the end of the previous step
         return 0
+
+    def _is_in_call(self) -> bool:
+        """Return whether this thread is within a module call."""
+        tracer = self._declared.tracer
+        if tracer.installed:  # nearly always: walking up the stack creates objects for its frames
+            return tracer.inside
+        return is_called_by_module(sys._getframe(1))
 
     def turn_here(self) -> bool:
         """Follow the current thread if it is one of several and no record prevents this.

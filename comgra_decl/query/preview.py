@@ -80,7 +80,7 @@ def preview(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) ->
         if found is not None:
             return _of(found, int(snapshot.steps[near]))
     raise UnknownNameError(
-        f"{named(slot)} has neither values nor previews; previews need `preview: {{every: 20}}` in "
+        f"{named(slot)} has neither values nor previews; previews need `preview: {{every: 50}}` in "
         "the spec, values need `values: true` for the node."
     )
 

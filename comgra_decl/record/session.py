@@ -569,8 +569,7 @@ class Session:
         if gradient is None:
             return
         infos, norms = [], []
-        for step in steps:
-            norm = gradient.of(step)
+        for step, norm in zip(steps, gradient.of(steps), strict=True):
             if norm is not None and step.info.mode == "train":
                 infos.append(step.info)
                 norms.append(norm)

@@ -17,7 +17,7 @@ class PreviewSpec(SpecModel):
     `key` are averaged. Tensors that are recorded with their values have no preview.
     """
 
-    every: Annotated[Int, Field(ge=1)] = 20
+    every: Annotated[Int, Field(ge=1)] = 50
     """Interval between records with previews, counted in captured records; training and evaluation
     records are counted separately.
     """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,23 +34,34 @@ class GradientNorm:
                 self._partial = self._partial or slot.piece is not None
                 self._layout = None
 
-    def of(self, step: RawStep) -> float | None:
-        """Return the norm of the gradients that the optimizer used; None if the record has none.
+    def of(self, steps: Iterable[RawStep]) -> list[float | None]:
+        """Return the norm of the gradients that the optimizer used, for each record.
 
-        It is NaN if any gradient is not finite.
+        It is None if the record has none, and NaN if any gradient is not finite.
         """
-        if step.new_slots:
-            self.add(step.new_slots)
-        if step.layout is not self._layout:  # rare, because steps share their layouts
-            self._find(step.layout)
+        found: list[float | None] = []
+        for _, alike in groupby(steps, key=lambda step: (id(step.layout), bool(step.new_slots))):
+            found += self._of_alike([*alike])
+        return found
+
+    def _of_alike(self, steps: Sequence[RawStep]) -> list[float | None]:
+        """Return the norms of records with one layout, all at once."""
+        for step in steps:
+            if step.new_slots:
+                self.add(step.new_slots)
+        if steps[0].layout is not self._layout:  # rare, because steps share their layouts
+            self._find(steps[0].layout)
         if not len(self._rows) or self._partial:
-            return None
-        raw = step.raw[self._rows]
-        if raw[:, Raw.NONFINITE].any():
-            return math.nan
-        pivot = raw[:, Raw.PIVOT]
-        total = raw[:, Raw.SQUARES].sum() + pivot @ (2 * raw[:, Raw.SUM] + self._elements * pivot)
-        return math.sqrt(max(float(total), 0.0))
+            return [None] * len(steps)
+        raw = np.stack([step.raw[self._rows] for step in steps])
+        pivot = raw[:, :, Raw.PIVOT]
+        with np.errstate(all="ignore"):  # of sums that are not finite
+            terms = raw[:, :, Raw.SQUARES] + pivot * (
+                2 * raw[:, :, Raw.SUM] + self._elements * pivot
+            )
+            norms = np.sqrt(np.maximum(terms.sum(axis=1), 0.0))
+        norms[raw[:, :, Raw.NONFINITE].any(axis=1)] = math.nan
+        return [*map(float, norms)]
 
     def _find(self, layout: Layout) -> None:
         """Find the rows of the gradients in a layout, and the number of elements of each row."""

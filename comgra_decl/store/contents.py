@@ -101,6 +101,8 @@ class Contents:
         families = self._families(first, batches)
         for name, at, data in blocks.pieces(first, families):
             form = self._forms[name]
+            if form.chunk[-1] < data.shape[-1] and len(data) > 1:
+                data = _by_column(data)
             commit.write(self._array(form, commit), form, at, data)
         for name, at, data in self._records.pieces(first, families["kpi"]):
             form = self._forms[name]
@@ -234,6 +236,15 @@ class Contents:
             created = self._db.array(form, create=True, transaction=commit.transaction)
             self._created[form.name] = created
         return self._created[form.name]
+
+
+def _by_column(data: NDArray[Any]) -> NDArray[Any]:
+    """Return a copy whose last dim varies slowest in memory.
+
+    The chunks of a block contain one statistic each. They are then nearly contiguous, and it takes
+    a fraction of the time to collect each of them twice: for its checksum and for compression.
+    """
+    return np.moveaxis(np.ascontiguousarray(np.moveaxis(data, -1, 0)), 0, -1)
 
 
 def _with_previews(values: Values, infos: Sequence[StepInfo]) -> Values:

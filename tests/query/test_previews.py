@@ -126,10 +126,11 @@ class TestContents:
 
 
 class TestWhen:
-    def test_every_twentieth_record_has_one(self, tmp_path: Path) -> None:
+    def test_every_fiftieth_record_has_one(self, tmp_path: Path) -> None:
         model = nn.Linear(4, 4)
-        run = traced(tmp_path, OUTPUTS, lambda: train(model, images(4, 4), steps=45))
-        assert [run.slot("Linear").preview(step).step for step in (0, 19, 20, 44)] == [0, 0, 20, 40]
+        run = traced(tmp_path, OUTPUTS, lambda: train(model, images(4, 4), steps=105))
+        steps = [run.slot("Linear").preview(step).step for step in (0, 49, 50, 104)]
+        assert steps == [0, 0, 50, 100]
 
     def test_the_spec_switches_them_off(self, tmp_path: Path) -> None:
         model = nn.Linear(4, 4)

@@ -18,6 +18,7 @@ from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
 from comgra_decl.hooks.tensors.objective import leaves_behind, objective_of, with_gradients
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
+from comgra_decl.records import ATTENTIONS, BATCH_SOFTMAXES, OBJECTIVES, TELLING
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_allocated, is_readable
 
@@ -139,8 +140,12 @@ class Ends:
         if number == 0:
             self._looks -= 1
         # reading numbers would break the capture of a CUDA graph
-        if self._looks >= 0 and len(capture.objectives) < _MOST_LOSSES and not is_capturing():
-            capture.objectives.append(objective_of(loss))
+        if (
+            self._looks >= 0
+            and len(capture.facts[OBJECTIVES]) < _MOST_LOSSES
+            and not is_capturing()
+        ):
+            capture.facts[OBJECTIVES].append(objective_of(loss))
             leaves = leaves_behind(loss)
             self._leaves.reach(leaves, self._looks)
             self._stale = with_gradients(leaves) if self._stepped else []
@@ -150,9 +155,9 @@ class Ends:
         """Store what was collected about the calls before the first loss of a step."""
         self._scans -= 1
         if capture.batch_size:
-            capture.batch_softmaxes = batch_softmaxes(loss, capture.batch_size)
-        capture.attentions = self._attended.take()
-        capture.telling += self._telling.take()
+            capture.facts[BATCH_SOFTMAXES] = batch_softmaxes(loss, capture.batch_size)
+        capture.facts[ATTENTIONS] = self._attended.take()
+        capture.facts[TELLING] += self._telling.take()
         if graph is not None and not self._scans:
             graph.attended = graph.telling = None
 
@@ -183,7 +188,7 @@ class Ends:
         if self._looks <= 0 and not self._leaves.over and (outside := self._leaves.outside(holds)):
             shapes = [[*tensor.shape] for tensor in outside[:3]]
             fact = {"kind": "outside", "count": len(outside), "shapes": shapes}
-            capture.telling.append(fact)
+            capture.facts[TELLING].append(fact)
         stale, self._stale = self._stale, []
         self._stepped = not closure
         if not stale or closure:
@@ -194,7 +199,7 @@ class Ends:
             shapes = [[*p.shape] for p in stale if id(p) in held][:3]
             name = type(optimizer).__name__
             fact = {"kind": "stale gradient", "optimizer": name, "shapes": shapes, "count": count}
-            capture.telling.append(fact)
+            capture.facts[TELLING].append(fact)
 
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
         """Make the graph collect facts about the calls within the model being called."""

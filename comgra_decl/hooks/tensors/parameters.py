@@ -14,6 +14,7 @@ from torch.utils.hooks import unserializable_hook
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hand_updates import Written
 from comgra_decl.hooks.tensors.gradients import unused
+from comgra_decl.records import OPTIMIZERS
 from comgra_decl.stats.support import is_allocated
 from comgra_decl.torch_private import add_all, copy_all, negate_all, without_functions
 
@@ -49,6 +50,9 @@ class Parameters:
         held: returns the ids of the parameters that optimizers hold.
         on_fault: called with an exception raised by tracing in backward, which never reaches the
             program.
+
+    Attributes:
+        turns: how often a parameter was found to be trained, or frozen, unlike before.
     """
 
     def __init__(
@@ -57,7 +61,7 @@ class Parameters:
         self._on_fault = on_fault
         self._plans: dict[int, TensorPlan] = {}  # by the id of the parameter or buffer
         self._updates = self._states = False  # whether any plan captures them
-        self._used: dict[TensorPlan, None] = {}  # of the models called in this step
+        self._used: dict[TensorPlan, torch.Tensor] = {}  # of the models called in this step
         self._lent: list[TensorPlan] = []  # replaced by another tensor during a call
         self._handles: list[RemovableHandle] = []
         self._watched: set[int] = set()
@@ -76,6 +80,7 @@ class Parameters:
         self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
         self._held = held
         self._facts: dict[int, _Facts] = {}  # about optimizers, by id
+        self.turns = 0
 
     # -- plans of tensors ----------------------------------------------------------------------
 
@@ -118,7 +123,7 @@ class Parameters:
                 if type(tensor) is torch.Tensor and not buffer:
                     self._lent.append(tensor_plan)
             plans[id(tensor)] = tensor_plan
-            used[tensor_plan] = None
+            used[tensor_plan] = tensor
             wanted = tensor_plan.capture
             if (
                 not buffer
@@ -217,7 +222,7 @@ class Parameters:
         self._is_clean = False
         self._take_back()
         self._optimizer = optimizer
-        capture.optimizers.append(self._facts_of(optimizer))
+        capture.facts[OPTIMIZERS].append(self._facts_of(optimizer))
         self._stepping = self._stepped_by(optimizer)
         if self._updates:
             self._remember(self._stepping)
@@ -248,13 +253,13 @@ class Parameters:
     def _stepped_by(
         self, optimizer: torch.optim.Optimizer
     ) -> list[tuple[TensorPlan, torch.Tensor]]:
-        plans = self._plans
+        plans, used = self._plans, self._used
         stepped: list[tuple[TensorPlan, torch.Tensor]] = []
         for group in optimizer.param_groups:  # no generators, since this runs in each recorded step
             parameter: torch.Tensor
             for parameter in group["params"]:
                 plan = plans.get(id(parameter))
-                if plan is not None and plan.tensor is parameter:
+                if plan is not None and (used.get(plan) is parameter or plan.tensor is parameter):
                     stepped.append((plan, parameter))
         return stepped
 
@@ -376,7 +381,9 @@ class Parameters:
         for plan, (before, version) in self._found.items():
             parameter = self._read_of.get(plan)
             if parameter is not None and parameter.requires_grad:  # nearly all
-                plan.trainable = True
+                if not plan.trainable:
+                    plan.trainable = True
+                    self.turns += 1
                 continue
             parameter = plan.tensor
             gradient = None if parameter is None else parameter.grad
@@ -384,7 +391,9 @@ class Parameters:
                 gradient is not before or gradient._version != version
             )
             # some are trained in turns and frozen in between
-            plan.trainable = changed or (parameter is not None and parameter.requires_grad)
+            trainable = changed or (parameter is not None and parameter.requires_grad)
+            self.turns += trainable is not plan.trainable
+            plan.trainable = trainable
             if changed:
                 fresh.append(plan)
         return fresh

@@ -24,7 +24,7 @@ from comgra_decl.hooks.tensors.loss_calls import (
 )
 from comgra_decl.hooks.tensors.objective import is_bootstrapped
 from comgra_decl.hooks.tensors.slots import Slot
-from comgra_decl.records import PREDICTION
+from comgra_decl.records import LOSS_CALLS, PREDICTION, TELLING
 from comgra_decl.stats.support import version_of
 from comgra_decl.torch_private import without_functions
 
@@ -249,7 +249,7 @@ class Targets(modes.OwnMode):
             if isinstance(value, torch.Tensor):
                 known = self._taken.get(id(value))
                 met = [(value, None if known is None else known[0])]
-        if not met or len(capture.loss_calls) >= _MOST_CALLS:
+        if not met or len(capture.facts[LOSS_CALLS]) >= _MOST_CALLS:
             return
         target, number = met[0]
         given = [t for t in tensors_of((*args, *kwargs.values())) if t is not target]
@@ -258,7 +258,7 @@ class Targets(modes.OwnMode):
             self._see_detached(capture, func, given, target)
         if prediction is None or (number is None and declared is None):
             return
-        at = len(capture.loss_calls)
+        at = len(capture.facts[LOSS_CALLS])
         read = at if self._read_prediction(capture, prediction, at) else None
         like = likeness(func, args, kwargs, prediction, target)
         weights = _class_weights(func, args, kwargs) if len(given) > 1 else []
@@ -279,17 +279,17 @@ class Targets(modes.OwnMode):
                 if len(self._facts) >= _MOST_KNOWN:
                     self._facts.clear()
                 self._facts[key] = facts
-        capture.loss_calls.append(facts)
+        capture.facts[LOSS_CALLS].append(facts)
 
     def _see_detached(
         self, capture: StepCapture, func: Any, given: list[torch.Tensor], target: torch.Tensor
     ) -> None:
         """Store that a prediction is detached while its bootstrapped target has a gradient."""
         detached = [t for t in given if _is_in(self._known, t) and t.shape == target.shape]
-        if detached and len(capture.telling) < _MOST_CALLS and is_bootstrapped(target):
+        if detached and len(capture.facts[TELLING]) < _MOST_CALLS and is_bootstrapped(target):
             name = getattr(func, "__name__", type(func).__name__)
             fact = {"kind": "detached prediction", "function": name, "shape": [*target.shape]}
-            capture.telling.append(fact)
+            capture.facts[TELLING].append(fact)
 
     def _read_prediction(self, capture: StepCapture, prediction: torch.Tensor, number: int) -> bool:
         if self._is_returned(prediction):
