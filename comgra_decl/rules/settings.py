@@ -90,21 +90,27 @@ class Clipping:
         # infinities stay, because the squares of the largest floats would overflow
         sizes = np.nan_to_num(sizes.astype(np.float64), posinf=np.inf)
         totals = np.sqrt((sizes**2).sum(1))
-        for step, row, total in zip(steps.tolist(), sizes, totals.tolist(), strict=True):
-            if not 0 < total < math.inf:
-                continue
-            self.records += 1
-            shares = row / total
-            known = np.zeros(len(shares))
-            known[: len(self._shares)] = self._shares[: len(shares)]
-            alike = abs(total - self.total) <= _ALIKE * total
-            if alike and bool((np.abs(shares - known) > self._different).any()):
+        usable = (totals > 0) & (totals < math.inf)
+        if not usable.any():
+            return
+        steps, totals = steps[usable], totals[usable]
+        shares = sizes[usable] / totals[:, None]
+        before = np.zeros_like(shares)
+        before[0, : len(self._shares)] = self._shares[: shares.shape[1]]
+        before[1:] = shares[:-1]
+        differ = (np.abs(shares - before) > self._different).any(axis=1)
+        alike = np.abs(totals - np.append(self.total, totals[:-1])) <= _ALIKE * totals
+        for step, total, same in zip(
+            steps.tolist(), totals.tolist(), (alike & differ).tolist(), strict=True
+        ):
+            if same:
                 self.run += 1
             else:
                 self.run, self.first = 0, step
             if self.run >= _OFTEN:
                 self.norm = total
-            self.total, self._shares = total, shares
+        self.records += len(steps)
+        self.total, self._shares = float(totals[-1]), shares[-1]
 
 
 def raise_rate(scene: Scene, otherwise: str) -> str:
@@ -186,8 +192,27 @@ def keeps_statistics(module: Mapping[str, Any]) -> bool:
     return any(name in str(module.get("class")) for name in ("BatchNorm", "InstanceNorm"))
 
 
-def parameter_groups(optimizers: Sequence[Mapping[str, Any]]) -> Iterator[tuple[float, float, str]]:
-    """Yields the learning rate, weight decay and optimizer class of each parameter group."""
+Group = tuple[float, float, str]
+"""The learning rate, weight decay and optimizer class of a parameter group."""
+
+_last_groups: tuple[object, Sequence[Group]] = (None, ())
+
+
+def parameter_groups(optimizers: Sequence[Mapping[str, Any]]) -> Sequence[Group]:
+    """Returns the parameter groups of a record's optimizers that have a learning rate.
+
+    Several rules ask for those of each record, and records share the facts that do not change, so
+    the answer to the last question is kept.
+    """
+    global _last_groups
+    asked, groups = _last_groups
+    if asked is not optimizers:
+        groups = [*_groups(optimizers)]
+        _last_groups = optimizers, groups
+    return groups
+
+
+def _groups(optimizers: Sequence[Mapping[str, Any]]) -> Iterator[Group]:
     for optimizer in optimizers:
         for group in optimizer.get("groups") or ():
             rate, decay = group.get("lr"), group.get("weight_decay")
