@@ -210,7 +210,7 @@ def save(
 ) -> Path:
     """Write `against-DATE.json` and `.md` into `folder`; return the path of the latter."""
     document = {
-        "older": _commit(older),
+        "older": commit_of(older),
         "rounds": rounds,
         "machine": dict(machine),
         "comparisons": [asdict(comparison) for comparison in comparisons],
@@ -220,7 +220,7 @@ def save(
     return write(folder, document, page, prefix="against-")
 
 
-def _commit(checkout: Path) -> str:
+def commit_of(checkout: Path) -> str:
     """Return the short hash of the commit that is checked out; empty if git reports none."""
     command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
     try:

@@ -175,6 +175,7 @@ def main() -> int:
     if options.older is None or shutil.which("valgrind") is None:
         print("name an older checkout; valgrind must be installed", file=sys.stderr)
         return 2
+    from benchmarks.against import commit_of
     from benchmarks.machine import machine_facts
     from benchmarks.report import facts_line, write
 
@@ -206,7 +207,11 @@ def main() -> int:
     page = to_markdown(counted)
     print(page)
     if options.save is not None:
-        document = {"machine": facts, "counted": [asdict(each) for each in counted]}
+        document = {
+            "older": commit_of(options.older),
+            "machine": facts,
+            "counted": [asdict(each) for each in counted],
+        }
         head = (
             f"# Instructions per step in an older checkout and in this one\n\n{facts_line(facts)}"
         )

@@ -169,7 +169,7 @@ records reuse the result if the two readings were identical.
 def main() -> None:
     """Write `cost.md` and the cost comments of the presets."""
     figures = newest()
-    PAGE.write_text(page(figures, newest_comparison()))
+    PAGE.write_text(page(figures, newest_comparison(), newest_counts()))
     for name, path in presets().items():
         path.write_text(priced(path.read_text(), price(figures, name)))
     sys.stdout.write(f"wrote {PAGE} and the costs in {PRESET_FOLDER}\n")
@@ -189,8 +189,14 @@ def newest_comparison() -> dict[str, Any]:
     return content
 
 
-def page(figures: dict[str, Any], comparison: dict[str, Any]) -> str:
-    """Return `cost.md` for the figures of a benchmark and of a comparison."""
+def newest_counts() -> dict[str, Any]:
+    """Return the newest counts of instructions; empty if there are none."""
+    files = sorted(RESULTS.glob("instructions-*.json"))
+    return json.loads(files[-1].read_text()) if files else {}
+
+
+def page(figures: dict[str, Any], comparison: dict[str, Any], counts: dict[str, Any]) -> str:
+    """Return `cost.md` for the figures of a benchmark, of a comparison and of counts."""
     nets = _nets(figures)
     idle = [f"{_ratio(net, 'idle', 'step'):.2f}" for net in nets.values()]
     noise = max(abs(_ratio(net, "again", "step") - 1) for net in nets.values())
@@ -204,7 +210,7 @@ def page(figures: dict[str, Any], comparison: dict[str, Any]) -> str:
         noise=f"{noise:.1%}",
         first=f"at most {first:.1f} s",
         fixed=f"at most {size_text(fixed)}",
-        compared=_compared(comparison),
+        compared="\n\n".join(part for part in (_compared(comparison), _counted(counts)) if part),
         trainings=_trainings(nets),
     )
 
@@ -302,6 +308,32 @@ def _compared(comparison: dict[str, Any]) -> str:
         "frequency and therefore differ from those in the tables above: only the ratios can be "
         "compared."
     )
+    return "\n".join([*textwrap.wrap(text, 100, break_on_hyphens=False), "", *lines])
+
+
+def _counted(counts: dict[str, Any]) -> str:
+    if not counts:
+        return ""
+    text = (
+        "On a machine that other programs share, durations vary too much to show small "
+        "differences. The next table therefore compares the number of instructions that a step "
+        f"executes, in thousands, counted on {counts['date']} with `python -m "
+        f"benchmarks.instructions` for commit {counts['older'] or 'unknown'} and this version. "
+        "The other threads write and evaluate records; they run while the training thread "
+        "computes outside the interpreter, if there is a second core."
+    )
+    lines = [
+        "| tool | net | training thread, earlier | now | ratio | all threads, ratio |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for each in counts["counted"]:
+        older, this = each["older"], each["this"]
+        whole = sum(this.values()) / sum(older.values())
+        lines.append(
+            f"| `{each['tool']}` | {each['net']} | {older['training'] / 1000:,.0f} "
+            f"| {this['training'] / 1000:,.0f} | {this['training'] / older['training']:.2f} "
+            f"| {whole:.2f} |"
+        )
     return "\n".join([*textwrap.wrap(text, 100, break_on_hyphens=False), "", *lines])
 
 

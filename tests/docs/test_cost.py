@@ -13,7 +13,8 @@ MIB = 1 << 20
 
 
 def test_the_page_is_that_of_the_newest_measurement() -> None:
-    if cost.PAGE.read_text() != cost.page(cost.newest(), cost.newest_comparison()):
+    page = cost.page(cost.newest(), cost.newest_comparison(), cost.newest_counts())
+    if page != cost.PAGE.read_text():
         pytest.fail("docs/cost.md is not what was measured: run `python -m docs.cost`")
 
 
@@ -42,12 +43,30 @@ def test_the_page_compares_this_version_with_an_earlier_one() -> None:
             }
         ],
     }
-    page = cost.page(cost.newest(), comparison)
+    page = cost.page(cost.newest(), comparison, {})
     _, _, section = page.partition("## Compared with an earlier version\n")
     row = "| `debug` | mlp | 1.77 ms | 1.8 ms | 1.02 (0.99 to 1.05) | 0.98 |"
     assert row in section.partition("\n## ")[0].splitlines()
     assert "commit abc1234" in section
     assert "load of 0.25" in section
+
+
+def test_the_page_states_the_instructions_that_were_counted() -> None:
+    comparison = {**cost.newest_comparison(), "comparisons": []}
+    counts = {
+        "date": "2026-01-02",
+        "older": "abc1234",
+        "counted": [
+            {
+                "net": "mlp",
+                "tool": "record",
+                "older": {"training": 4_000_400, "others": 1_000_000},
+                "this": {"training": 4_100_000, "others": 1_400_300},
+            }
+        ],
+    }
+    page = cost.page(cost.newest(), comparison, counts)
+    assert "| `record` | mlp | 4,000 | 4,100 | 1.02 | 1.10 |" in page.splitlines()
 
 
 def test_the_memory_that_a_record_takes_on_a_device_is_limited_as_the_page_says() -> None:
