@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -67,12 +68,20 @@ def is_in_optimizer(frame: FrameType | None) -> bool:
     return frame is not None
 
 
-def is_nested_step(frame: FrameType | None, optimizer: object) -> bool:
+@lru_cache(maxsize=64)
+def _has_one_step(cls: type) -> bool:
+    """Return whether a class of optimizers has only one `step` besides that of torch's base."""
+    return sum("step" in vars(base) for base in cls.__mro__) <= 2
+
+
+def is_nested_step(frame: FrameType | None, optimizer: Any) -> bool:
     """Return whether a frame runs inside an optimizer step called by the same optimizer's step.
 
     Torch wraps the `step` method of each optimizer class with hooks, so an optimizer that calls
     `super().step()` passes through two wrappers in a single step.
     """
+    if _has_one_step(type(optimizer)):  # nearly always: walking up the stack creates objects
+        return False
     steps: list[FrameType] = []
     while frame is not None:
         if frame.f_code is OPTIMIZER_STEP:
