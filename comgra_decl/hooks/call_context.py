@@ -80,7 +80,8 @@ def is_nested_step(frame: FrameType | None, optimizer: Any) -> bool:
     Torch wraps the `step` method of each optimizer class with hooks, so an optimizer that calls
     `super().step()` passes through two wrappers in a single step.
     """
-    if _has_one_step(type(optimizer)):  # nearly always: walking up the stack creates objects
+    kind: Any = type(optimizer)
+    if _has_one_step(kind):  # nearly always: walking up the stack creates objects
         return False
     steps: list[FrameType] = []
     while frame is not None:
