@@ -157,7 +157,7 @@ class Engine:
             for seen in self._seen:
                 seen.last = step
                 seen.records += 1
-            self.scene.optimizers = list(facts.get(OPTIMIZERS) or self.scene.optimizers)
+            self.scene.optimizers = facts.get(OPTIMIZERS) or self.scene.optimizers
             self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
             if len(self.scene.attentions) < _MOST_CALLS:
                 self.scene.attentions += facts.get(ATTENTIONS) or ()

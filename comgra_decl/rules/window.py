@@ -6,7 +6,7 @@ not depend on this division.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
@@ -78,6 +78,23 @@ class Window:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    def spans(self, fact: str) -> Iterator[tuple[Any, int, int]]:
+        """Yields each value of a fact with the records [first, stop) in which it is the same.
+
+        Most facts rarely change, so it suffices to look at each value once. Records without the
+        fact are left out.
+        """
+        first, known = 0, None
+        for row, facts in enumerate(self.facts):
+            value = facts.get(fact)
+            if value is known or value == known:
+                continue
+            if known is not None:
+                yield known, first, row
+            first, known = row, value
+        if known is not None:
+            yield known, first, len(self.facts)
 
     def has(self, *statistics: str) -> bool:
         """Returns whether all of these statistics are recorded."""

@@ -76,8 +76,7 @@ class LearningRateSchedule(Rule):
 
     def look(self, window: Window) -> None:
         """Follows the learning rates."""
-        for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
-            optimizers = facts.get(OPTIMIZERS) or ()
+        for optimizers, first, stop in window.spans(OPTIMIZERS):
             rates, intended = _rates(optimizers)
             if not rates:
                 continue
@@ -87,7 +86,8 @@ class LearningRateSchedule(Rule):
             rate = max(rates)
             if intended:
                 self._intended = max(intended)
-            self._take(step, rate)
+            self._take(int(window.steps[first]), rate)
+            self._before = int(window.steps[stop - 1]), rate
 
     def _take(self, step: int, rate: float) -> None:
         if self._before is None:

@@ -57,14 +57,15 @@ class SquaredRate(Rule):
 
     def look(self, window: Window) -> None:
         """Stores the largest learning rate."""
-        for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
-            known = next(filter(None, map(_rate, facts.get(OPTIMIZERS) or ())), None)
+        for optimizers, first, stop in window.spans(OPTIMIZERS):
+            known = next(filter(None, map(_rate, optimizers)), None)
             if known is None:
                 continue
             rate, initial = known
+            step = int(window.steps[first])
             self._first = (step, initial) if self._first is None else self._first
             self._most = (rate, step) if rate > self._most[0] * 1.001 else self._most
-            self._last = step
+            self._last = int(window.steps[stop - 1])
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding if the largest factor is the learning rate."""

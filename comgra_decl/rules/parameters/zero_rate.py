@@ -79,10 +79,11 @@ class ZeroLearningRate(Rule):
         if len(at) and window.has("l2"):
             norm = window.read("l2", at).astype(np.float64)
             change = np.asarray((np.abs(norm - self._before.look(at, norm)) > 0).any(1))
-        for row, (step, facts) in enumerate(zip(window.steps.tolist(), window.facts, strict=False)):
-            self._start = step if self._start is None else self._start
-            rates = []
-            for group, rate, intended in _groups(facts.get(OPTIMIZERS)):
+        if len(window.facts) and self._start is None:
+            self._start = int(window.steps[0])
+        for optimizers, row, stop in window.spans(OPTIMIZERS):
+            step, rates = int(window.steps[row]), []
+            for group, rate, intended in _groups(optimizers):
                 rates.append(rate)
                 first, always = self._always.get(group, (step, True))
                 self._always[group] = first, always and not rate and not intended
@@ -90,10 +91,10 @@ class ZeroLearningRate(Rule):
                 continue
             if max(rates) > 0:
                 self._began, self._moved = -1, False
-            elif self._began < 0:
-                self._began = step
-            else:
-                self._moved = self._moved or bool(change[row])
+                continue
+            if self._began < 0:
+                self._began, row = step, row + 1
+            self._moved = self._moved or bool(change[row:stop].any())
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Returns a finding if the learning rate has been 0 for long enough."""
