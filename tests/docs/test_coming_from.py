@@ -17,7 +17,10 @@ import comgra_decl as comgra
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize("page", ["coming-from-trackers.md", "coming-from-transformerlens.md"])
+PAGES = ("coming-from-trackers.md", "coming-from-transformerlens.md", "coming-from-nnsight.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_block_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
