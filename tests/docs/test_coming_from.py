@@ -17,7 +17,7 @@ import comgra_decl as comgra
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-PAGES = ("coming-from-trackers.md", "coming-from-transformerlens.md", "coming-from-nnsight.md")
+PAGES = ("trackers", "transformerlens", "nnsight", "pyvene")
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -25,7 +25,10 @@ def test_every_block_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    text = (DOCS / f"coming-from-{page}.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    if "from transformers" in text:
+        pytest.importorskip("transformers")
     assert len(blocks) >= 2
     namespace: dict[str, object] = {"__name__": page}
     for code in blocks:
