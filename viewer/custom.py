@@ -76,7 +76,7 @@ class Look:
         return self.links.stream
 
     def link(self, element: Any) -> Any:
-        """Returns a HoloViews element whose selections apply to all linked views and to the page.
+        """Return a HoloViews element whose selections apply to all linked views and to the page.
 
         Brushed samples, steps and runs are taken from the dimensions `sample`, `step` and `run` of
         the element, which need not be its axes.
@@ -138,7 +138,7 @@ class ViewsFile:
         self.look()
 
     def look(self) -> int:
-        """Reloads the file if it has changed, and returns the version."""
+        """Reload the file if it has changed, and return the version."""
         stamp = _stamp(self.path)
         if stamp != self._stamp or self.version == 0:
             self._stamp = stamp
@@ -152,7 +152,7 @@ class ViewsFile:
 
 @lru_cache(maxsize=8)
 def shared_views(path: Path) -> ViewsFile:
-    """Returns this process's only `ViewsFile` for a path."""
+    """Return this process's only `ViewsFile` for a path."""
     return ViewsFile(path)
 
 

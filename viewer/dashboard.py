@@ -81,7 +81,7 @@ class Dashboard:
     # --- changing ----------------------------------------------------------------------------
 
     def change(self, **wanted: Any) -> None:
-        """Changes what is shown, falling back to the nearest values that exist.
+        """Change what is shown, falling back to the nearest values that exist.
 
         Args:
             **wanted: Parameters of `ViewState` by name. Values may be missing from the run.
@@ -150,7 +150,7 @@ class Dashboard:
             self._ahead.plan(likely.next_to(view, at, was[0], state.colour))
 
     def _wanted_point(self, view: RunView, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Returns the requested fields of the selection, and what they imply for other fields."""
+        """Return the requested fields of the selection, and what they imply for other fields."""
         brush = wanted.get("brush")
         if brush is not None and brush.runs:
             wanted["ticked"] = tuple(
@@ -173,7 +173,7 @@ class Dashboard:
         return point
 
     def _compare(self, view: RunView, at: Selection, others: dict[str, Any]) -> None:
-        """Opens the run to compare with if a visible pane compares."""
+        """Open the run to compare with if a visible pane compares."""
         self._other = None
         if others["section"] == "compare" or others["colour"] == DIFFERENCE:
             self._other = other_of(
@@ -190,7 +190,7 @@ class Dashboard:
     # --- drawing -----------------------------------------------------------------------------
 
     def _draw(self, names: frozenset[str]) -> None:
-        """Redraws panes that read the changed names and updates the URL, in one message."""
+        """Redraw panes that read the changed names and update the URL, in one message."""
         assert self._view is not None
         with pn.io.hold():
             self.screen.draw(names, self._shown(self._view))
@@ -207,7 +207,7 @@ class Dashboard:
         )  # fmt: skip
 
     def _give_notice(self, run: str, error: ComgraError | None, wanted: dict[str, Any]) -> None:
-        """Shows a notice if the run cannot be shown, and keeps the request for later."""
+        """Show a notice if the run cannot be shown, and keep the request for later."""
         self._view = None
         self.state.param.update(**wanted, run=run)
         with pn.io.hold():
@@ -225,7 +225,7 @@ class Dashboard:
     # --- new data on disk --------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Checks for new records and runs. The selection moves only in follow mode."""
+        """Check for new records and runs. The selection moves only in follow mode."""
         with self._guarded(quiet=True):
             self.catalogue.poll()
             if self._view is None:
@@ -248,7 +248,7 @@ class Dashboard:
             self.screen.show_head(head_of(view, self.state.run))
 
     def _moved(self, view: RunView) -> bool:
-        """Returns whether findings, other runs or custom views have changed since drawing."""
+        """Return whether findings, other runs or custom views have changed since drawing."""
         if looks(view) + ended(view) != self.state.looked:
             return True
         if self.state.section == "runs":
@@ -274,7 +274,7 @@ class Dashboard:
     # --- the address -------------------------------------------------------------------------
 
     def _write_url(self, names: frozenset[str]) -> None:
-        """Sends the URL to the browser. Going back or forward adds no history entry."""
+        """Send the URL to the browser. Going back or forward adds no history entry."""
         query, address = url.format_query(self.state), self.screen.url
         if self.screen.ready and query != address.query:
             push = not self._restoring and bool(names & url.PUSHED)
@@ -293,7 +293,7 @@ class Dashboard:
             self._write_url(frozenset())
 
     def _restore(self, query: str, *, first: bool = False) -> None:
-        """Shows the state described by a URL query; missing fields take their defaults."""
+        """Show the state described by a URL query; missing fields take their defaults."""
         fields = (*SELECTION, "run", "colour", *_KEPT)
         wanted = {name: self.state.param[name].default for name in fields}
         found = url.parse(query)
@@ -307,7 +307,7 @@ class Dashboard:
 
     @contextmanager
     def _guarded(self, *, quiet: bool = False) -> Iterator[None]:
-        """Shows an error above the page instead of leaving the page unresponsive."""
+        """Show an error above the page instead of leaving the page unresponsive."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the page must show any error

@@ -18,16 +18,16 @@ TEX = ("$$", "\\[", "\\(")
 
 
 def html_text(text: object) -> str:
-    """Returns text escaped for HTML elements and for attributes that are only displayed."""
+    """Return text escaped for HTML elements and for attributes that are only displayed."""
     return html.escape(visible(str(text)))
 
 
 def html_token(text: str) -> str:
-    """Returns text escaped for an HTML attribute that the browser sends back unchanged."""
+    """Return text escaped for an HTML attribute that the browser sends back unchanged."""
     return html.escape(text)
 
 
 def bokeh_text(*lines: str) -> str | PlainText:
-    """Returns lines of text that are safe in a Bokeh title, axis label or tick label."""
+    """Return lines of text that are safe in a Bokeh title, axis label or tick label."""
     shown = "\n".join(map(visible, lines))
     return PlainText(text=shown) if any(sign in shown for sign in TEX) else shown

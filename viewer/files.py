@@ -25,7 +25,7 @@ class Files:
         self.view.on_message(self._hand_over)
 
     def refresh(self) -> None:
-        """Updates the page's list of figures."""
+        """Update the page's list of figures."""
         now = [{"id": key, "label": exhibit.label} for key, exhibit in self._exhibits().items()]
         if now != self.view.figures:
             self.view.figures = now

@@ -55,7 +55,7 @@ class Names:
     origins: tuple[str, ...] = ()
 
     def know(self, host: str, local: str = "") -> bool:
-        """Returns whether `host`, from a request header, is a name of the viewer.
+        """Return whether `host`, from a request header, is a name of the viewer.
 
         Args:
             host: Name or address, with or without a port.
@@ -68,12 +68,12 @@ class Names:
         return name in own or _is_loopback(name) or self.named(host)
 
     def named(self, host: str) -> bool:
-        """Returns whether `host` is named on the command line."""
+        """Return whether `host` is named on the command line."""
         origins = (*self.origins, *(settings.allowed_ws_origin() or ()))
         return any(match_host(_full(host), _full(origin)) for origin in origins)
 
     def refusal(self, host: str) -> str:
-        """Returns the response text for a request with an unrecognized host name."""
+        """Return the response text for a request with an unrecognized host name."""
         shown = host[:200] if _name(host) else "HOST:PORT"
         return (
             "403: the viewer does not accept this host name.\n\n"
@@ -87,7 +87,7 @@ class Names:
 
 
 def names_of(command: Sequence[str]) -> Names:
-    """Returns the host names that a `panel serve` command line passes to its server."""
+    """Return the host names that a `panel serve` command line passes to its server."""
     parser = ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--address", default="")
     parser.add_argument("--allow-websocket-origin", action="append", default=[])
@@ -102,7 +102,7 @@ class Gate(Router):
     def __init__(
         self, application: Any, names: Names, *, authenticated: Authenticated | None = None
     ) -> None:
-        """Creates a gate.
+        """Create a gate.
 
         Args:
             application: The Tornado application behind it.
@@ -115,7 +115,7 @@ class Gate(Router):
         self._logged: set[str] = set()
 
     def find_handler(self, request: HTTPServerRequest, **_options: Any) -> HTTPMessageDelegate:
-        """Returns the delegate that answers a request."""
+        """Return the delegate that answers a request."""
         origin = request.headers.get("Origin", "")
         reader = origin if origin and self._names.named(urlsplit(origin).netloc) else ""
         reviewed: Any = _Reviewed(request.connection, secure=_is_secure(request), reader=reader)
@@ -164,7 +164,7 @@ class Gate(Router):
         )
 
     def _would_import(self, request: HTTPServerRequest) -> bool:
-        """Returns whether Panel would import a module named in the URL."""
+        """Return whether Panel would import a module named in the URL."""
         before, found, rest = unquote(request.path).partition("/components/")
         in_place = found and before == self._application.prefix
         return bool(in_place) and rest.partition("/")[0] not in sys.modules
@@ -186,7 +186,7 @@ class _Answer(HTTPMessageDelegate):
         self._location = location
 
     def finish(self) -> None:
-        """Sends the response once the request is complete."""
+        """Send the response once the request is complete."""
         headers = HTTPHeaders(
             {
                 "Content-Type": "text/plain; charset=utf-8",
@@ -204,7 +204,7 @@ class _Answer(HTTPMessageDelegate):
 
 
 def _is_garbled(request: HTTPServerRequest) -> bool:
-    """Returns whether a websocket has no session. Bokeh would accept it and fail later."""
+    """Return whether a websocket has no session. Bokeh would accept it and fail later."""
     if request.headers.get("Upgrade", "").lower() != "websocket":
         return False
     protocol, _, token = request.headers.get("Sec-WebSocket-Protocol", "").partition(",")
@@ -257,7 +257,7 @@ class _Reviewed:
 
 
 def _guarded(cookie: str, secure: bool) -> str:
-    """Returns a Set-Cookie line that scripts cannot read and other sites cannot send."""
+    """Return a Set-Cookie line that scripts cannot read and other sites cannot send."""
     has = {part.partition("=")[0].strip().lower() for part in cookie.split(";")[1:]}
     wanted = {"samesite": "SameSite=Lax", "httponly": "HttpOnly"}  # Strict logs out on links
     if secure:
@@ -266,7 +266,7 @@ def _guarded(cookie: str, secure: bool) -> str:
 
 
 def _is_secure(request: HTTPServerRequest) -> bool:
-    """Returns whether the browser uses TLS, even if only the proxy reports it.
+    """Return whether the browser uses TLS, even if only the proxy reports it.
 
     A client that forges the header only prevents its own cookies from being sent unencrypted.
     """
@@ -286,7 +286,7 @@ def _local_address(request: HTTPServerRequest) -> str:
 
 
 def _plain(name: str) -> str:
-    """Returns an address in its shortest form, and a name unchanged."""
+    """Return an address in its shortest form, and a name unchanged."""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -296,13 +296,13 @@ def _plain(name: str) -> str:
 
 
 def _name(host: str) -> str | None:
-    """Returns the name or address in a Host header without the port, or None."""
+    """Return the name or address in a Host header without the port, or None."""
     found = _HOST.fullmatch(host)
     return _plain(found[1].strip("[]").lower().rstrip(".")) if found else None
 
 
 def _full(host: str) -> str:
-    """Returns `host:port` for matching; browsers omit default ports."""
+    """Return `host:port` for matching; browsers omit default ports."""
     host = host.lower()
     if host == "*":
         return host

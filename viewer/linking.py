@@ -60,7 +60,7 @@ class Links:
         self._owner: object = None
 
     def follow(self, now: Mapping[str, Any]) -> None:
-        """Tells the stream what the page shows."""
+        """Tell the stream what the page shows."""
         changed = {
             name: value for name, value in now.items() if getattr(self.stream, name) != value
         }
@@ -68,7 +68,7 @@ class Links:
             self.stream.event(**changed)
 
     def link(self, element: Any) -> Any:
-        """Returns an element whose selections apply to all linked elements and to the page."""
+        """Return an element whose selections apply to all linked elements and to the page."""
         if self._linker is None:
             self._linker = hv.selection.link_selections.instance()
             self._linker.param.watch(self._brushed, "selection_expr")
@@ -78,12 +78,12 @@ class Links:
         return self._linker(element)
 
     def begin(self, owner: object) -> None:
-        """Removes the elements of a view that is about to be built anew; later ones are its own."""
+        """Remove the elements of a view that is about to be built anew; later ones are its own."""
         self._owner = owner
         self._elements.pop(owner, None)
 
     def forget(self) -> None:
-        """Removes all elements, because their views are rebuilt."""
+        """Remove all elements, because their views are rebuilt."""
         self._elements.clear()
 
     def _brushed(self, *_: Any) -> None:
@@ -102,7 +102,7 @@ class Links:
 
 
 def _dimensions(expression: Any) -> set[str]:
-    """Returns the names of the dimensions in an expression."""
+    """Return the names of the dimensions in an expression."""
     names = {str(expression.dimension)} if expression.dimension is not None else set()
     for operation in expression.ops:
         for argument in (*operation["args"], *operation["kwargs"].values()):

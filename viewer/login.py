@@ -43,17 +43,17 @@ class Allowance:
     _at: float = field(default=0.0, init=False)
 
     def wait(self, now: float) -> float:
-        """Returns the seconds until a try is available; 0 if one is available now."""
+        """Return the seconds until a try is available; 0 if one is available now."""
         self._fill(now)
         return 0.0 if self._left >= 1 else (1 - self._left) * self.seconds
 
     def take(self, now: float) -> None:
-        """Uses up one try."""
+        """Use up one try."""
         self._fill(now)
         self._left = max(0.0, self._left - 1)
 
     def full(self, now: float) -> bool:
-        """Returns whether the bucket is full."""
+        """Return whether the bucket is full."""
         self._fill(now)
         return self._left >= self.most
 
@@ -79,7 +79,7 @@ class Throttle:
         self._all = Allowance(most=50, seconds=1.0)
 
     def wait(self, client: str, *, known: bool = False) -> float:
-        """Returns the seconds that a client must wait before its next attempt; 0 if none."""
+        """Return the seconds that a client must wait before its next attempt; 0 if none."""
         now = self._clock()
         own = self._clients.get(client)
         waits = [own.wait(now)] if own else [0.0]
@@ -88,7 +88,7 @@ class Throttle:
         return max(waits)
 
     def failed(self, client: str, *, known: bool = False) -> None:
-        """Counts a wrong guess."""
+        """Count a wrong guess."""
         now = self._clock()
         if client not in self._clients and len(self._clients) >= _MOST_CLIENTS:
             self._forget(now)
@@ -97,7 +97,7 @@ class Throttle:
             self._all.take(now)
 
     def _forget(self, now: float) -> None:
-        """Removes clients that have regained all attempts, or else the oldest clients."""
+        """Remove clients that have regained all attempts, or else the oldest clients."""
         kept = {name: own for name, own in self._clients.items() if not own.full(now)}
         while len(kept) >= _MOST_CLIENTS:
             del kept[next(iter(kept))]
@@ -108,7 +108,7 @@ class Passwords:
     """Accepted passwords: one password for everyone, or a file that is read at each login."""
 
     def __init__(self, given: str) -> None:
-        """Stores a password or the path of a JSON file.
+        """Store a password or the path of a JSON file.
 
         Raises:
             ComgraError: The file is missing or malformed.
@@ -123,7 +123,7 @@ class Passwords:
         self._users()
 
     def right(self, user: str, password: str) -> bool:
-        """Returns whether a password is correct; the time taken does not depend on the guess."""
+        """Return whether a password is correct; the time taken does not depend on the guess."""
         users = self._users()
         expected = self._word if users is None else users.get(user)
         same = hmac.compare_digest(_digest(password), _digest(expected or ""))
@@ -161,11 +161,11 @@ class Login(LoginProvider):
 
     @property
     def login_handler(self) -> type[LoginHandler]:
-        """Handles the login form."""
+        """Handle the login form."""
         return self.handler(_Form, passwords=self._passwords, throttle=self._throttle)
 
     def has_passed(self, request: HTTPServerRequest) -> bool:
-        """Returns whether a request is logged in."""
+        """Return whether a request is logged in."""
         cookie = request.cookies.get("user")
         if cookie is None:
             return False
@@ -214,7 +214,7 @@ class _Form(LoginHandler):
 
 
 def _network(address: str) -> str:
-    """Returns the rate limiter's key for an address. An IPv6 client owns a whole /64 network."""
+    """Return the rate limiter's key for an address. An IPv6 client owns a whole /64 network."""
     if ":" not in address:
         return address
     try:

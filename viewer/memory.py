@@ -33,7 +33,7 @@ def settle() -> None:
 
 
 def sweep() -> None:
-    """Collects garbage, unless it ran recently or the process is not dedicated."""
+    """Collect garbage, unless it ran recently or the process is not dedicated."""
     global _last
     if _last is not None and time.monotonic() - _last > _BETWEEN:
         gc.collect()
@@ -42,7 +42,7 @@ def sweep() -> None:
 
 
 def _give_back() -> None:
-    """Returns unused heap memory to the system.
+    """Return unused heap memory to the system.
 
     Records and chunks have different sizes, so freed memory becomes fragmented: 60 MB are unused
     after 3,600 step changes.

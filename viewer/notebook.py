@@ -69,17 +69,17 @@ class OneRun(Catalogue):
         self.entries = (RunEntry(run.name, "", run.name, run.state, not len(run.records)),)
 
     def poll(self, *, wait: bool = False) -> None:
-        """Does nothing, because there are no other runs to find."""
+        """Do nothing, because there are no other runs to find."""
 
     def refresh(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def open(self, name: str) -> RunView:
-        """Returns the run."""
+        """Return the run."""
         return self._only
 
     def look(self, name: str) -> RunView:
-        """Returns the run without checking for new records."""
+        """Return the run without checking for new records."""
         return self._only
 
 
@@ -95,19 +95,19 @@ class Look(PreparedColumn):
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Sends a section that is created within as one message, wherever this part is shown."""
+        """Send a section that is created within as one message, wherever this part is shown."""
         documents = {root.document for root in self._roots} - {None}
         with block_comm(), resolving_once(*documents):
             yield
         pn.io.push_notebook(self)
 
     def prepare(self, root: Any) -> None:
-        """Embeds Panel's style sheets in the page, unless a Panel server sends them."""
+        """Embed Panel's style sheets in the page, unless a Panel server sends them."""
         self._roots.add(root)
         _embed_sheets(self, root)
 
     def save(self, filename: str | PathLike[Any] | IO[Any], *args: Any, **options: Any) -> None:
-        """Writes a self-contained HTML file that requires no network.
+        """Write a self-contained HTML file that requires no network.
 
         Leaves out widgets that require a server.
 
@@ -134,7 +134,7 @@ def _set_ready(components: list[Component], ready: bool) -> None:
 
 
 def _embed_sheets(_viewable: Any, root: Any) -> None:
-    """Embeds Panel's style sheets in the models below `root`, unless a server sends them."""
+    """Embed Panel's style sheets in the models below `root`, unless a server sends them."""
     if root.document is not None and root.document.session_context is not None:
         return
     for model in root.select({"type": UIElement}):
@@ -144,7 +144,7 @@ def _embed_sheets(_viewable: Any, root: Any) -> None:
 
 
 def _inline(sheet: Any) -> Any:
-    """Returns a Panel style sheet as text, and any other style sheet unchanged."""
+    """Return a Panel style sheet as text, and any other style sheet unchanged."""
     if not isinstance(sheet, ImportedStyleSheet) or not str(sheet.url).startswith(CDN_DIST):
         return sheet
     return InlineStyleSheet(css=_panel_css(str(sheet.url)[len(CDN_DIST) :].partition("?")[0]))
@@ -163,7 +163,7 @@ def look(
     height: int | None = None,
     **at: Any,
 ) -> Look:
-    """Returns the viewer of a run or one of its panes; see `Run.view`, the caller.
+    """Return the viewer of a run or one of its panes; see `Run.view`, the caller.
 
     Raises:
         UnknownNameError: The pane, pass, field or name does not exist.
@@ -197,7 +197,7 @@ def look(
 
 
 def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns `ViewState` parameters; raises an error for names that the run does not have."""
+    """Return `ViewState` parameters; raises an error for names that the run does not have."""
     for name in at:
         _known("argument", name, [*_FIELDS, "of", "height"])
     for name in at.keys() & {"step", "iteration"}:
@@ -226,7 +226,7 @@ def _wanted(run: Run, pass_: str, at: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(screen: Screen, name: str, pass_: str) -> Any:
-    """Returns a section, or the pane with a class name for the requested pass."""
+    """Return a section, or the pane with a class name for the requested pass."""
     if name in screen.sections:
         return screen.sections[name].holder
     panes: dict[str, list[Pane]] = {"graph": [screen.graph], "steps": [screen.steps]}
@@ -255,12 +255,12 @@ def _known(what: str, name: object, names: Iterable[str]) -> None:
 
 
 def _text(value: object) -> object:
-    """Returns a number as text, in the form that the viewer uses."""
+    """Return a number as text, in the form that the viewer uses."""
     return str(value) if isinstance(value, int) else value
 
 
 def load_in_notebook(*, elements: bool = False) -> None:
-    """Makes the cells of a notebook draw, without a network.
+    """Make the cells of a notebook draw, without a network.
 
     Loads the files of Panel and HoloViews, unless the notebook has called their extension. Has no
     effect outside notebooks.

@@ -37,14 +37,14 @@ of 128 MB was no faster, even in a run of 100,000 steps."""
 
 @lru_cache(maxsize=8)
 def shared_catalogue(root: Path) -> Catalogue:
-    """Returns this process's only catalogue of a folder; sessions share open runs."""
+    """Return this process's only catalogue of a folder; sessions share open runs."""
     limit_cache(_CHUNKS)
     settle()
     return Catalogue(root)
 
 
 def create_page(args: Sequence[str] = ()) -> Any:
-    """Creates the page of one browser session.
+    """Create the page of one browser session.
 
     Args:
         args: Folder of runs (default `runs`) and `--views FILE` with custom views, as in
@@ -61,13 +61,13 @@ def create_page(args: Sequence[str] = ()) -> Any:
 
 
 def _trust_bokeh() -> None:
-    """Disables Bokeh's checks for app developers, which take up an eighth of the server's time."""
+    """Disable Bokeh's checks for app developers, which take up an eighth of the server's time."""
     settings.perform_document_validation = False
     settings.perform_error_diagnostics = False  # suggestions for misspelt names
 
 
 def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:
-    """Returns the folder of runs and the views file from the arguments."""
+    """Return the folder of runs and the views file from the arguments."""
     parser = ArgumentParser(prog="viewer", add_help=False, exit_on_error=False)
     parser.add_argument("root", nargs="?", type=Path, default=Path("runs"))
     parser.add_argument("--views", type=Path)
@@ -83,7 +83,7 @@ def _wanted(args: Sequence[str]) -> tuple[Path, Path | None]:
 
 
 def _load_extensions() -> None:
-    """Loads what the browser needs for figures that custom views may return, if it is installed."""
+    """Load what the browser needs for figures that custom views may return, if it is installed."""
     pn.extension(*(name for name, package in _DRAWERS.items() if find_spec(package) is not None))
 
 

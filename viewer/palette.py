@@ -30,27 +30,27 @@ LINES = (BLUE, ORANGE, "#2a9d7f", "#a25bc7", "#b58a1c", "#4aa3c7", "#c2497f", "#
 
 
 def colour_at(place: float) -> str:
-    """Returns the colour of `SCALE` at `place` in 0 .. 1."""
+    """Return the colour of `SCALE` at `place` in 0 .. 1."""
     return _between(SCALE, place)
 
 
 def signed_colour(place: float) -> str:
-    """Returns blue for -1, grey for 0 and orange for 1, interpolated in between."""
+    """Return blue for -1, grey for 0 and orange for 1, interpolated in between."""
     return _between(_LESS if place < 0 else _MORE, abs(place))
 
 
 def faded(colour: str, shades: int = 64) -> list[str]:
-    """Returns `colour` from transparent to opaque, for images on any background."""
+    """Return `colour` from transparent to opaque, for images on any background."""
     return [f"{colour}{round(255 * i / (shades - 1)):02x}" for i in range(shades)]
 
 
 def signed_faded(shades: int = 64) -> list[str]:
-    """Returns colours from blue through transparent to orange, for signed values."""
+    """Return colours from blue through transparent to orange, for signed values."""
     return faded("#2463ad", shades)[::-1] + faded("#d1561f", shades)
 
 
 def _between(colours: tuple[str, ...], place: float) -> str:
-    """Returns the colour at `place` in 0 .. 1 of equally spaced `colours`."""
+    """Return the colour at `place` in 0 .. 1 of equally spaced `colours`."""
     return _shade(colours, round(min(max(place, 0.0), 1.0) * _SHADES))
 
 

@@ -52,7 +52,7 @@ _OWNERS = {
 
 
 def unchanged(name: str) -> bool:
-    """Returns whether a method has the parameters listed in `PRIVATE`."""
+    """Return whether a method has the parameters listed in `PRIVATE`."""
     owner, _, method = name.partition(".")
     found: Callable[..., Any] | None = getattr(_OWNERS[owner], method, None)
     if found is None:
@@ -91,11 +91,11 @@ class MessagingComponent(JSComponent):
         super().__init__(**params)  # type: ignore[no-untyped-call]  # panel is not annotated
 
     def on_browser_message(self, data: Any) -> None:
-        """Handles a message from the browser, which is untrusted."""
+        """Handle a message from the browser, which is untrusted."""
         raise NotImplementedError
 
     def send_to_browser(self, message: dict[str, Any]) -> None:
-        """Sends a message to the component's JavaScript."""
+        """Send a message to the component's JavaScript."""
         self._send_msg(message)
 
     def _handle_msg(self, data: Any) -> None:
@@ -111,7 +111,7 @@ class MessagingComponent(JSComponent):
     def _update_model(
         self, events: Any, msg: dict[str, Any], root: Any, model: Any, doc: Any, comm: Any
     ) -> None:
-        """Writes the component's own parameters directly to the data of the browser's model.
+        """Write the component's own parameters directly to the data of the browser's model.
 
         Panel would first query the model itself for each parameter, which raises and catches an
         error. This takes 0.1 ms per parameter and happens several times per change.
@@ -133,7 +133,7 @@ class PreparedColumn(pn.Column):
     """
 
     def prepare(self, root: Any) -> None:
-        """Changes the Bokeh models of the column and of everything below it."""
+        """Change the Bokeh models of the column and of everything below it."""
         raise NotImplementedError
 
     def _preprocess(self, root: Any, *args: Any, **kwargs: Any) -> None:
@@ -153,11 +153,11 @@ class LoginHandler(BasicLoginHandler):
     """A login form whose password check subclasses implement."""
 
     def log_in(self) -> None:
-        """Logs in the user whose name was sent. The caller must have checked the password."""
+        """Log in the user whose name was sent. The caller must have checked the password."""
         super().post()  # type: ignore[no-untyped-call]
 
     def show_form(self, message: str) -> None:
-        """Sends the form again, with a message."""
+        """Send the form again, with a message."""
         self.write(self._login_template.render(errormessage=message))
 
     def _validate(self, _username: str, _password: str) -> bool:
@@ -168,7 +168,7 @@ class LoginProvider(BasicAuthProvider):
     """Lets a Panel login handler have additional attributes."""
 
     def handler(self, kind: type[LoginHandler], **attributes: Any) -> type[LoginHandler]:
-        """Returns a subclass of `kind` with the provider's template and the given attributes."""
+        """Return a subclass of `kind` with the provider's template and the given attributes."""
         return type(kind.__name__, (kind,), {"_login_template": self._login_template, **attributes})
 
 
@@ -176,7 +176,7 @@ def guard(
     server: Server,
     make_gate: Callable[[HTTPServerConnectionDelegate], HTTPServerConnectionDelegate],
 ) -> None:
-    """Passes every request to a server through a gate, before any of its routes.
+    """Pass every request to a server through a gate, before any of its routes.
 
     Args:
         server: A server that has not started yet.
@@ -186,5 +186,5 @@ def guard(
 
 
 def extension_is_loaded(extension: Any = pn.extension) -> bool:
-    """Returns whether `pn.extension` or `hv.extension` has run; True if this is not revealed."""
+    """Return whether `pn.extension` or `hv.extension` has run; True if this is not revealed."""
     return bool(getattr(extension, "_loaded", True))

@@ -55,7 +55,7 @@ def plotted(recorded: Slot) -> SlotPlots: ...
 @overload
 def plotted(recorded: Group) -> GroupPlots: ...
 def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
-    """Returns the plots of a run, a recorded tensor or a group of runs."""
+    """Return the plots of a run, a recorded tensor or a group of runs."""
     load_in_notebook(elements=True)  # first: HoloViews loads nothing after `use` in the same cell
     use("bokeh")
     if find_spec("matplotlib") is not None:  # an element gets its image style when it is created
@@ -83,7 +83,7 @@ class RunPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.Curve:
-        """Returns a statistic of a node's output by step: `slot(node).plot.series(statistic)`."""
+        """Return a statistic of a node's output by step: `slot(node).plot.series(statistic)`."""
         slot = self._run.slot(node)
         return SlotPlots(slot).series(statistic, over_batch=over_batch, type=type)
 
@@ -95,7 +95,7 @@ class RunPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.QuadMesh:
-        """Returns a statistic for all tensors in a pass, by tensor (rows) and step (columns).
+        """Return a statistic for all tensors in a pass, by tensor (rows) and step (columns).
 
         The dimensions are `step`, `slot` (index of the column of `Run.heat`), the statistic, and
         `tensor` (name of the tensor). Cells without a record are transparent. Colours follow the
@@ -147,7 +147,7 @@ class RunPlots:
         )
 
     def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
-        """Returns metrics by step: an overlay of curves of `value`, keyed by `metric`.
+        """Return metrics by step: an overlay of curves of `value`, keyed by `metric`.
 
         Args:
             names: names of the metrics; by default, all.
@@ -180,7 +180,7 @@ class RunPlots:
         y: str = "std",
         type: str | None = None,
     ) -> hv.Points:
-        """Returns the recorded samples of a node's output as points, with one statistic per axis.
+        """Return the recorded samples of a node's output as points, with one statistic per axis.
 
         The dimensions are the statistics, `sample` and `category` (the sample's category, or "").
 
@@ -225,14 +225,14 @@ class SlotPlots:
     def series(
         self, statistic: str = "mean", *, over_batch: str = "mean", type: str | None = None
     ) -> hv.Curve:
-        """Returns one statistic by step, with gaps where the tensor was not recorded."""
+        """Return one statistic by step, with gaps where the tensor was not recorded."""
         series = self._slot.series(statistic, over_batch=over_batch, type=type)
         table = pd.DataFrame({"step": series.index, statistic: series.to_numpy()})
         curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
         return _lines(curve)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
-        """Returns a statistic for each recorded sample by step, keyed by `sample`."""
+        """Return a statistic for each recorded sample by step, keyed by `sample`."""
         table = self._slot.samples(statistic, type=type).dropna(axis="columns", how="all")
         curves = {
             number: hv.Curve(
@@ -245,7 +245,7 @@ class SlotPlots:
         return _overlay(curves, "sample")
 
     def histogram(self, step: int, *, type: str | None = None) -> hv.Histogram:
-        """Returns the histogram of the values at a step; its dimensions are `value` and `count`."""
+        """Return the histogram of the values at a step; its dimensions are `value` and `count`."""
         counts, edges = self._slot.histogram(step, type=type)
         label = f"{_label(self._slot)} at step {step}"
         found = hv.Histogram((edges, counts), kdims=["value"], vdims=["count"], label=label)
@@ -256,7 +256,7 @@ class SlotPlots:
     def preview(
         self, step: int, *, sample: int | None = None, type: str | None = None
     ) -> hv.Image | hv.RGB | hv.Curve | hv.Bars:
-        """Returns a picture of the values at a step, or of a preview of them, as in the viewer.
+        """Return a picture of the values at a step, or of a preview of them, as in the viewer.
 
         Feature maps, heads and kernels become tiles, separated by transparent gaps; inputs with
         three channels become colours; one value per sample becomes bars. The dimensions have the
@@ -277,7 +277,7 @@ class SlotPlots:
         return _picture(drawing, label)
 
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
-        """Returns the values' distribution by step: median, quartiles, and 5% and 95% quantiles.
+        """Return the values' distribution by step: median, quartiles, and 5% and 95% quantiles.
 
         The quantiles are estimated from the histograms by linear interpolation within a bin.
         """
@@ -321,7 +321,7 @@ class GroupPlots:
     def kpi(
         self, name: str, *, smoothing: float = 0.0, x: XAxis = "step", type: str | None = None
     ) -> hv.NdOverlay:
-        """Returns a metric of each run by step, as an overlay of curves keyed by `run`.
+        """Return a metric of each run by step, as an overlay of curves keyed by `run`.
 
         Runs without the metric are left out.
 
@@ -361,7 +361,7 @@ class GroupPlots:
         over_batch: str = "mean",
         type: str | None = None,
     ) -> hv.NdOverlay:
-        """Returns a statistic of a node's output in each run, keyed by `run`."""
+        """Return a statistic of a node's output in each run, keyed by `run`."""
         table = self._group.compare(node, statistic, over_batch=over_batch, type=type)
         steps = table.index
         curves = {
@@ -375,7 +375,7 @@ class GroupPlots:
         return _overlay(curves, "run")
 
     def settings(self, setting: str, kpi: str) -> hv.Points:
-        """Returns the runs as points, with a setting on one axis and the last value of a metric.
+        """Return the runs as points, with a setting on one axis and the last value of a metric.
 
         The dimensions are the setting, the metric and `run`.
 
@@ -411,7 +411,7 @@ class GroupPlots:
 
 
 def save(element: Any, path: str | Path) -> Path:
-    """Saves an element as a self-contained HTML file, or as PNG, SVG or PDF; returns the path.
+    """Save an element as a self-contained HTML file, or as PNG, SVG or PDF; return the path.
 
     Images are drawn with Matplotlib (`pip install 'comgra-decl[plot]'`).
 
@@ -449,7 +449,7 @@ def save(element: Any, path: str | Path) -> Path:
 
 
 def shaded(element: Any, *, dynamic: bool = True) -> Any:
-    """Returns an element of more than 100,000 points as an image drawn by Datashader.
+    """Return an element of more than 100,000 points as an image drawn by Datashader.
 
     Browsers take too long to draw that many points, and do not show where they are dense. Smaller
     elements are returned unchanged.
@@ -484,7 +484,7 @@ def shaded(element: Any, *, dynamic: bool = True) -> Any:
 
 
 def use(backend: str) -> None:
-    """Loads a HoloViews backend but keeps the program's choice, or Bokeh if there is none."""
+    """Load a HoloViews backend but keep the program's choice, or Bokeh if there is none."""
     chosen = hv.Store.current_backend if hv.Store.renderers else "bokeh"
     if backend not in hv.Store.renderers:
         hv.renderer(backend)
@@ -511,7 +511,7 @@ def _check_metric(name: str, there: Iterable[str]) -> None:
 
 
 def _picture(drawing: Drawing, label: str) -> Any:
-    """Returns a drawing of the viewer as an element."""
+    """Return a drawing of the viewer as an element."""
     across, down = drawing.across or "column", drawing.down or "row"
     if drawing.form in ("bars", "line"):
         values = drawing.image[0]
@@ -548,7 +548,7 @@ def _lines(curve: hv.Curve) -> hv.Curve:
 
 
 def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
-    """Draws a marker for each point without neighbours, which a line would not show."""
+    """Draw a marker for each point without neighbours, which a line would not show."""
     x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
     known = np.pad(np.isfinite(y), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
@@ -570,7 +570,7 @@ def _styled(
     bokeh: Mapping[str, Any] | None = None,
     matplotlib: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns an element with options of one kind of element for each available backend.
+    """Return an element with options of one kind of element for each available backend.
 
     Args:
         element: the element.
@@ -594,7 +594,7 @@ def _label(slot: Slot) -> str:
 
 
 def _name(node: str, role: str, iteration: int, pass_: str = "forward") -> str:
-    """Returns the name of a tensor, without the parts that have default values."""
+    """Return the name of a tensor, without the parts that have default values."""
     parts = [
         node,
         role if role != "output" else "",
@@ -605,7 +605,7 @@ def _name(node: str, role: str, iteration: int, pass_: str = "forward") -> str:
 
 
 def _edges(positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns the edges of cells, which lie halfway between neighbours."""
+    """Return the edges of cells, which lie halfway between neighbours."""
     if len(positions) == 1:
         return np.array([positions[0] - 0.5, positions[0] + 0.5])
     middle = (positions[1:] + positions[:-1]) / 2

@@ -26,7 +26,7 @@ class Ahead:
         self._next: asyncio.TimerHandle | None = None
 
     def plan(self, work: Iterable[Callable[[], object]], *, soon: bool = False) -> None:
-        """Replaces the planned work; drops unfinished earlier work.
+        """Replace the planned work; drops unfinished earlier work.
 
         Args:
             work: Pieces of work, most urgent first.

@@ -114,23 +114,23 @@ class Screen:
         return not self.workspace.visible
 
     def start(self) -> None:
-        """Accepts messages from the browser; call it once the page has loaded."""
+        """Accept messages from the browser; call it once the page has loaded."""
         self.ready = True
         own = [self.url, self.head, self.tabs, self.files.view]
         fixed = [self.strip, self.graph, self.between, self.steps, self.selectors]
         _make_ready([*fixed, *_panes(self)], own)
 
     def whole(self) -> pn.Row:
-        """Returns selectors, graph, steps and sections for embedding in another page."""
+        """Return selectors, graph, steps and sections for embedding in another page."""
         self.side.sizing_mode, self.side.width = "stretch_height", 220
         return pn.Row(self.side, self.workspace, sizing_mode="stretch_both", margin=0)
 
     def alone(self, what: Any) -> list[Any]:
-        """Returns the object that another page embeds for `what`, without URL sync."""
+        """Return the object that another page embeds for `what`, without URL sync."""
         return [self.notice] if self.blank else [self.banner, what]
 
     def _select(self, **wanted: Any) -> None:
-        """Changes the selection. Choosing a node in the graph closes the overview."""
+        """Change the selection. Choosing a node in the graph closes the overview."""
         if "node" in wanted and self._state.section == "overview":
             wanted["section"] = "inspect"
         self._act(**wanted)
@@ -138,7 +138,7 @@ class Screen:
     # --- drawing -----------------------------------------------------------------------------
 
     def draw(self, names: frozenset[str], shown: Shown) -> None:
-        """Redraws panes that read the changed names, or all panes if a notice was shown."""
+        """Redraw panes that read the changed names, or all panes if a notice was shown."""
         if self.blank:
             names = frozenset(self._state.param)
             self.notice.visible = False
@@ -175,7 +175,7 @@ class Screen:
                 _make_ready(made, [])
 
     def _size_graph(self) -> None:
-        """Sets the graph's height to the user's choice, or to what the section requires."""
+        """Set the graph's height to the user's choice, or to what the section requires."""
         state = self._state
         needed = state.walk or state.section not in _WITHOUT_GRAPH
         visible = state.graph != HIDDEN and bool(state.graph or needed)
@@ -186,13 +186,13 @@ class Screen:
             self.graph.panel.styles = styles
 
     def show_head(self, content: str) -> None:
-        """Shows the run's name and state above the page."""
+        """Show the run's name and state above the page."""
         content = f'<div class="head">{content}</div>'
         if self.head.html != content:
             self.head.html = content
 
     def _show_damage(self, damage: Notice | None) -> None:
-        """Shows one line about missing parts of the run; a click opens the details."""
+        """Show one line about missing parts of the run; a click opens the details."""
         if damage is not None:
             lines = "".join(f"<p>{_e(line)}</p>" for line in damage.lines)
             self.damage.put(
@@ -205,7 +205,7 @@ class Screen:
             self.damage.visible = damage is not None
 
     def show_notice(self, notice: Notice) -> None:
-        """Shows a notice instead of the run."""
+        """Show a notice instead of the run."""
         self.notice.html = (
             f'<div class="notice big {notice.tone}"><h2>{_e(notice.title)}</h2>'
             + "".join(f"<p>{_e(line)}</p>" for line in notice.lines)
@@ -218,19 +218,19 @@ class Screen:
         self.selectors.only_runs()
 
     def warn(self, error: BaseException) -> None:
-        """Shows an error above the page."""
+        """Show an error above the page."""
         self.banner.html = problem_card("Could not show this change", error)
         self.banner.visible = True
 
     def calm(self) -> None:
-        """Removes the error above the page."""
+        """Remove the error above the page."""
         if self.banner.visible:
             self.banner.visible = False
 
 
 @contextmanager
 def resolving_once(*documents: Document) -> Iterator[None]:
-    """Finds the models of documents once at the end rather than after each model that is added.
+    """Find the models of documents once at the end rather than after each model that is added.
 
     Bokeh searches all models of the page each time, so ten new figures would take seconds.
     """

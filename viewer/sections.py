@@ -125,7 +125,7 @@ class Section:
         )  # fmt: skip
 
     def show(self, visible: bool) -> list[Pane]:
-        """Shows or hides the section, and returns the panes that this call created."""
+        """Show or hide the section, and return the panes that this call created."""
         made: list[Pane] = []
         if visible and not self.panes:
             self.panes, layout = self._make()
@@ -137,7 +137,7 @@ class Section:
         return made
 
     def refresh(self, names: Collection[str], shown: Shown) -> None:
-        """Updates panes that read changed names. A hidden section is updated once it is shown."""
+        """Update panes that read changed names. A hidden section is updated once it is shown."""
         if not self.holder.visible:
             self._stale.update(names)
             return
@@ -155,7 +155,7 @@ def sections(
     runs: Callable[[], tuple[RunEntry, ...]] = tuple,
     views: ViewsFile | None = None,
 ) -> dict[str, Section]:
-    """Returns all sections by their key in the URL.
+    """Return all sections by their key in the URL.
 
     Args:
         act: Changes the selection.
@@ -189,7 +189,7 @@ def _views(act: Act, views: ViewsFile) -> tuple[list[Pane], Any]:
 
 
 def _overview(act: Act) -> tuple[list[Pane], Any]:
-    """Returns heat maps of both passes, with losses and run facts below."""
+    """Return heat maps of both passes, with losses and run facts below."""
     x_range = unit_range()
     panes: list[Pane] = [OverviewPane(act, place=place, x_range=x_range) for place in (0, 1)]
     panes += [KpisPane(act, most=1), FactsPane(act)]
@@ -203,7 +203,7 @@ def _overview(act: Act) -> tuple[list[Pane], Any]:
 
 
 def _inspect(act: Act) -> tuple[list[Pane], Any]:
-    """Returns the table and one row per pass: series, distribution, values."""
+    """Return the table and one row per pass: series, distribution, values."""
     x_range = unit_range()
     panes: list[Pane] = [StatisticsPane(act)]
     for place in (0, 1):

@@ -49,7 +49,7 @@ class Access:
     use_xheaders: bool = False
 
     def options(self) -> dict[str, Any]:
-        """Returns keyword arguments for Panel's server."""
+        """Return keyword arguments for Panel's server."""
         limits = {**_LIMITS, "xheaders": self.use_xheaders}
         options = {"address": self.address, "prefix": self.prefix, "http_server_kwargs": limits}
         return options | ({"websocket_origin": list(self.origins)} if self.origins else {})
@@ -74,7 +74,7 @@ def serve(
     views: str | Path | None = None,
     on_start: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves the runs below `root` until Ctrl-C or SIGTERM, then returns.
+    """Serve the runs below `root` until Ctrl-C or SIGTERM, then return.
 
     Prints the URL. Listens on this machine only, unless `access` sets another address.
 
@@ -110,14 +110,14 @@ def serve(
 
 
 def has_display() -> bool:
-    """Returns whether this machine can show a browser window; False over SSH."""
+    """Return whether this machine can show a browser window; False over SSH."""
     if sys.platform in ("darwin", "win32"):
         return True
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
 
 
 def clean_prefix(prefix: str) -> str:
-    """Returns a prefix as "/path"; "" if empty.
+    """Return a prefix as "/path"; "" if empty.
 
     Raises:
         ComgraError: The prefix is not a plain path.

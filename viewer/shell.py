@@ -43,14 +43,14 @@ class Plain(Design):
 
 class _Shell(pn.template.Template):
     def __repr__(self) -> str:
-        """Returns a short text.
+        """Return a short text.
 
         Panel calls this method at each change; its own version would list all parameters.
         """
         return f"{type(self).__name__}()"
 
     def server_doc(self, doc: Document | None = None, *args: Any, **options: Any) -> Document:
-        """Adds the page to a document. Resolves references once rather than after each root."""
+        """Add the page to a document. Resolves references once rather than after each root."""
         doc = doc or pn.state.curdoc
         with ExitStack() as frozen:
             if doc is not None:
@@ -61,7 +61,7 @@ class _Shell(pn.template.Template):
 
 
 def shell(*, head: Any, side: Any, main: Any, title: str) -> pn.template.Template:
-    """Returns a page template with three Panel objects."""
+    """Return a page template with three Panel objects."""
     page = _Shell(_text("shell.html"), design=Plain)
     for name, shown in (("head", head), ("side", side), ("main", main)):
         page.add_panel(name, shown)
@@ -78,7 +78,7 @@ def _text(name: str) -> str:
 
 
 def _variables() -> str:
-    """Returns both themes' colours as CSS variables with the names that Panel uses."""
+    """Return both themes' colours as CSS variables with the names that Panel uses."""
     return "".join(_rule(name, colours) for name, colours in THEMES.items())
 
 
@@ -103,6 +103,6 @@ def _rule(name: str, colours: Mapping[str, str]) -> str:
 
 
 def _mixed(above: str, below: str, share: float) -> str:
-    """Returns a mix of two colours, computed as the style sheets do."""
+    """Return a mix of two colours, computed as the style sheets do."""
     pairs = ((int(above[i : i + 2], 16), int(below[i : i + 2], 16)) for i in (1, 3, 5))
     return "#" + "".join(f"{round(a * share + b * (1 - share)):02x}" for a, b in pairs)

@@ -129,5 +129,5 @@ class ViewState(param.Parameterized):
         return Selection(**{name: getattr(self, name) for name in SELECTION})
 
     def put(self, selection: Selection, **others: object) -> None:
-        """Sets all parameters at once, so that watchers run once."""
+        """Set all parameters at once, so that watchers run once."""
         self.param.update(**asdict(selection), **others)

@@ -53,7 +53,7 @@ PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
 
 
 def parse(query: str) -> dict[str, Any]:
-    """Returns the well-formed fields of a query (with or without "?"), by parameter name."""
+    """Return the well-formed fields of a query (with or without "?"), by parameter name."""
     found: dict[str, Any] = {}
     lists: dict[str, list[str]] = {key: [] for key in _MOST}
     for key, value in parse_qsl(query.lstrip("?"), keep_blank_values=True, max_num_fields=None):
@@ -77,7 +77,7 @@ def parse(query: str) -> dict[str, Any]:
 
 
 def format_query(state: ViewState) -> str:
-    """Returns the query that `parse` turns back into this state; omits defaults."""
+    """Return the query that `parse` turns back into this state; omits defaults."""
     pairs: list[tuple[str, str]] = []
     for key, name in {**_TEXTS, **_NUMBERS, **{key: key for key in _CHOICES}}.items():
         value = "" if getattr(state, f"auto_{name}", False) else getattr(state, name)

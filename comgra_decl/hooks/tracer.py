@@ -248,7 +248,7 @@ class ModuleTracer:
         self.parameters.release()
 
     def _hook_late(self, plan: ModulePlan) -> None:
-        """Hook a module so that its inputs are read after its own hooks, which may replace them."""
+        """Make a module's inputs be read after its own hooks, which may replace them."""
         module = plan.module()
         if module is None:
             return

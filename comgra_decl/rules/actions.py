@@ -87,7 +87,7 @@ class Actions:
             self.reason = reason
 
     def withdraw(self, finding: Finding, step: int) -> None:
-        """Reports a withdrawal wherever the finding was reported.
+        """Report a withdrawal wherever the finding was reported.
 
         Args:
             finding: the finding as it was reported.
@@ -119,12 +119,12 @@ class Actions:
         _log.log(level, "comgra: %s: %s %s%s", what, finding.message, finding.advice, more)
 
     def requests(self) -> list[Request]:
-        """Returns the requests to keep steps, as received since the last call."""
+        """Return the requests to keep steps, as received since the last call."""
         requests, self._requests = self._requests, []
         return requests
 
     def stop_if_due(self, *_: Any) -> None:
-        """Stops the program if a finding requires it; called before an optimizer step."""
+        """Stop the program if a finding requires it; called before an optimizer step."""
         if self.reason is not None:
             raise SystemExit(
                 f"comgra: training stopped (comgra.on_finding.stop: {self._spec.stop}) because of "
@@ -133,7 +133,7 @@ class Actions:
 
 
 def _interval(finding: Finding) -> str:
-    """Returns the interval in which a finding began; empty if the exact step is known."""
+    """Return the interval in which a finding began; empty if the exact step is known."""
     return "" if finding.is_exact else f" ({finding.began})"
 
 

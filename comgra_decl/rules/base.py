@@ -71,7 +71,7 @@ class _PerRun:
 
 
 def per_run(make: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Declares an attribute of a rule that is recreated for every run.
+    """Declare an attribute of a rule that is recreated for every run.
 
     Example: `early = per_run(Early, 5)`. Required for values that a rule changes in place
     (memories, dicts, lists). A value that is only ever reassigned can be a plain class attribute.
@@ -161,18 +161,18 @@ class Scene:
     _counted: int = 0  # number of training records in `classes`
 
     def told(self, kind: str) -> list[dict[str, Any]]:
-        """Returns the facts of one kind among those in `telling`, in the order of the calls."""
+        """Return the facts of one kind among those in `telling`, in the order of the calls."""
         return [fact for fact in self.telling if fact.get("kind") == kind]
 
     def calls_of(self, facts: Mapping[str, Any]) -> list[LossCall]:
-        """Returns the loss calls of a record; the same list as before if they are the same."""
+        """Return the loss calls of a record; the same list as before if they are the same."""
         raw = facts.get(LOSS_CALLS)
         if raw != self._raw_calls:  # nearly all records have the same calls
             self._raw_calls, self._latest_calls = raw, [*loss_calls(facts)]
         return self._latest_calls
 
     def count_classes(self, window: Window) -> None:
-        """Adds the next training records to `classes`, unless another rule has added them."""
+        """Add the next training records to `classes`, unless another rule has added them."""
         if window.first >= self._counted:
             self.classes.look(window)
             self._counted = window.first + len(window)
@@ -194,7 +194,7 @@ class Scene:
         return bool(means) and means[0] - means[-1] >= 0.9 * (means[0] - min(means)) > 0
 
     def _tenths(self) -> list[float]:
-        """Returns the mean loss in each tenth of the run; empty if there are too few losses."""
+        """Return the mean loss in each tenth of the run; empty if there are too few losses."""
         curve = max(self.curves.values(), key=lambda its: its.count, default=None)
         if curve is None or curve.count < _LEAST_LOSSES:
             return []
@@ -230,7 +230,7 @@ class Scene:
 
 
 def trained_models(scene: Scene) -> list[str]:
-    """Returns the nodes of the models whose parameters an optimizer updates."""
+    """Return the nodes of the models whose parameters an optimizer updates."""
     found: list[str] = []
     model = ""
     for module in scene.documents.get("modules") or []:
@@ -287,7 +287,7 @@ class Rule(ABC):
         self.reset()
 
     def reset(self) -> None:
-        """Resets every attribute declared in the class to its initial value."""
+        """Reset every attribute declared in the class to its initial value."""
         declared = {k: v for kind in reversed(type(self).__mro__) for k, v in vars(kind).items()}
         for name in declared.keys() & vars(self).keys():
             delattr(self, name)  # reveals the initial value of the class
@@ -296,34 +296,34 @@ class Rule(ABC):
                 setattr(self, name, start.make())
 
     def look(self, window: Window) -> None:  # noqa: B027 (most rules override one of these)
-        """Processes the next training records."""
+        """Process the next training records."""
 
     def look_at_evaluation(self, window: Window) -> None:  # noqa: B027
-        """Processes the next evaluation records."""
+        """Process the next evaluation records."""
 
     def look_at_skipped(self, window: Window) -> None:  # noqa: B027
-        """Processes the next records, including the gradients discarded by mixed precision.
+        """Process the next records, including the gradients discarded by mixed precision.
 
         `look` receives the same records without these gradients.
         """
 
     def look_at_numbers(self, numbers: Numbers) -> None:  # noqa: B027
-        """Processes the next values of one metric for one type of execution."""
+        """Process the next values of one metric for one type of execution."""
 
     @abstractmethod
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns the findings so far."""
+        """Return the findings so far."""
 
     @abstractmethod
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason and the requirement if the run could not be checked, or None."""
+        """Return the reason and the requirement if the run could not be checked, or None."""
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice for this run, leaving out what the program already does."""
+        """Return advice for this run, leaving out what the program already does."""
         return self.advice
 
     def narrowed(self, finding: Finding) -> Finding:
-        """Returns a finding of this rule, narrowing the interval in which it began if possible.
+        """Return a finding of this rule, narrowing the interval in which it began if possible.
 
         For example, metrics logged at every step can narrow the interval. Called once the chain of
         causes is known.
@@ -331,18 +331,18 @@ class Rule(ABC):
         return finding
 
     def follows(self, finding: Finding, other: Finding) -> bool:
-        """Returns whether another rule's finding explains a finding of this rule."""
+        """Return whether another rule's finding explains a finding of this rule."""
         if other.rule in self.explained_by:
             return True
         begins = other.first_step if other.after_step is None else other.after_step + 1
         return other.rule in self.explained_by_earlier and begins <= finding.first_step
 
     def marks(self) -> dict[int, int]:
-        """Returns the slots with a finding of this rule, and the first step of each."""
+        """Return the slots with a finding of this rule, and the first step of each."""
         return {}
 
     def finding(self, scene: Scene, **facts: Any) -> Finding:
-        """Returns a finding of this rule; `facts` overrides the attributes of the class."""
+        """Return a finding of this rule; `facts` overrides the attributes of the class."""
         severity = self.parameters.severity or facts.pop("severity", self.severity)
         facts.pop("severity", None)
         if "advice" not in facts:
@@ -408,7 +408,7 @@ class SlotRule(Rule):
     _at = NO_SLOTS
 
     def reset(self) -> None:
-        """Resets the rule."""
+        """Reset the rule."""
         super().reset()
         self.streak = Streak(self.patience, lowest=self.lowest)
 
@@ -419,7 +419,7 @@ class SlotRule(Rule):
 
     @abstractmethod
     def wants(self, table: SlotTable) -> Mask:
-        """Returns a bool mask of shape [slots] of the slots to check.
+        """Return a bool mask of shape [slots] of the slots to check.
 
         Called whenever there are new slots. If `of_graph` is set, also called for each new graph.
         If `of_calls` is set, also called for each new call that compares a prediction with a
@@ -428,14 +428,14 @@ class SlotRule(Rule):
 
     @abstractmethod
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where the condition holds and the evidence, both of shape [records, len(at)]."""
+        """Return where the condition holds and the evidence, both of shape [records, len(at)]."""
 
     @abstractmethod
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot, as one sentence."""
+        """Return the message for a slot, as one sentence."""
 
     def look(self, window: Window) -> None:
-        """Processes the next training records."""
+        """Process the next training records."""
         self._take(window)
 
     def _take(self, window: Window) -> None:
@@ -452,7 +452,7 @@ class SlotRule(Rule):
         )
 
     def columns(self, table: SlotTable) -> Slots:
-        """Returns the slots to check."""
+        """Return the slots to check."""
         graphs = len(self.scene.structures) if self.of_graph else 0
         known = graphs, len(self.scene.calls) if self.of_calls else 0
         if table is not self._table or known != self._known:
@@ -461,7 +461,7 @@ class SlotRule(Rule):
         return self._at
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all slots that meet the condition."""
+        """Return one finding for all slots that meet the condition."""
         fired = self.streak.lasting if self.of_state else self.streak.fired
         if len(fired):
             fired = self.chosen(scene, fired)
@@ -486,23 +486,23 @@ class SlotRule(Rule):
         ]
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Selects the slots to report from those that met the condition; returns at least one."""
+        """Select the slots to report from those that met the condition; returns at least one."""
         return fired
 
     def in_every_iteration(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots whose tensor meets the condition in all of its iterations."""
+        """Return the slots whose tensor meets the condition in all of its iterations."""
         tensor = scene.table.tensors
         often = np.flatnonzero(self.streak.seen >= self.patience)
         others = tensor[np.setdiff1d(often, fired)]
         return fired[~np.isin(tensor[fired], others)]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots in order of importance; the finding is located at the first slot."""
+        """Return the slots in order of importance; the finding is located at the first slot."""
         order = scene.table.order[fired]
         return fired[np.lexsort((-order if self.backwards else order, self.streak.first[fired]))]
 
     def facts(self, scene: Scene, slot: int) -> dict[str, float | int | str]:
-        """Returns the evidence about a slot, by name."""
+        """Return the evidence about a slot, by name."""
         return {
             self.evidence: float(self.streak.worst[slot]),
             "worst_step": int(self.streak.worst_step[slot]),
@@ -510,7 +510,7 @@ class SlotRule(Rule):
         }
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         absent = [name for name in self.statistics if name not in scene.statistics]
         if absent:
             return f"the statistic {absent[0]!r} is not recorded; add it to `stats`"
@@ -524,7 +524,7 @@ class SlotRule(Rule):
         return None
 
     def marks(self) -> dict[int, int]:
-        """Returns the slots that met the condition, with the first step."""
+        """Return the slots that met the condition, with the first step."""
         return {int(slot): int(self.streak.first[slot]) for slot in self.streak.fired}
 
 
@@ -550,13 +550,13 @@ class SampledRule(SlotRule):
     _seen = False
 
     def look(self, window: Window) -> None:
-        """Processes the next training records and checks every n-th of them."""
+        """Process the next training records and check every n-th of them."""
         part = window.every(self.parameters.every)
         if part is not None:
             self._take(part)
 
     def values(self, window: Window, row: int, slot: int) -> NDArray[np.float64] | None:
-        """Returns the recorded values [samples, ...] of a slot; None if there are none to check."""
+        """Return the recorded values [samples, ...] of a slot; None if there are none to check."""
         found = window.details.values(row, slot)
         if found is None or not len(found) or not self.is_meant(found):
             return None
@@ -564,11 +564,11 @@ class SampledRule(SlotRule):
         return np.asarray(found, np.float64)
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Returns whether the rule applies to the given values."""
+        """Return whether the rule applies to the given values."""
         return True
 
     def measured(self, window: Window, at: Slots) -> list[tuple[int, int, NDArray[np.float64]]]:
-        """Returns (row, column, values) of all recorded values of the slots."""
+        """Return (row, column, values) of all recorded values of the slots."""
         found = []
         for row, column in np.ndindex(len(window), len(at)):
             values = self.values(window, row, int(at[column]))
@@ -577,6 +577,6 @@ class SampledRule(SlotRule):
         return found
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         nothing = f"no {self.what} is recorded; it needs {self.needs}"
         return super().missing(scene) or (None if self._seen else nothing)

@@ -92,7 +92,7 @@ class LossCall:
     weights: tuple[float, ...] = ()
 
     def argument(self, name: str, default: Any = None) -> Any:
-        """Returns an argument of the call by name, or `default` if the call lacks it."""
+        """Return an argument of the call by name, or `default` if the call lacks it."""
         return dict(self.arguments).get(name, default)
 
     @property
@@ -139,7 +139,7 @@ class LossCall:
 
 
 def loss_calls(facts: Mapping[str, Any]) -> Iterator[LossCall]:
-    """Yields the calls described by a record's facts, skipping malformed entries."""
+    """Yield the calls described by a record's facts, skipping malformed entries."""
     for call in facts.get(LOSS_CALLS) or ():
         try:
             yield LossCall(

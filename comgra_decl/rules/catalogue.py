@@ -36,7 +36,7 @@ FAMILIES = (
 
 @cache
 def known() -> Mapping[str, type[Rule]]:
-    """Returns the classes of all built-in rules, by name."""
+    """Return the classes of all built-in rules, by name."""
     found: dict[str, type[Rule]] = {}
     for family in FAMILIES:
         folder = import_module(f"{__package__}.{family}")
@@ -52,7 +52,7 @@ def _is_rule(thing: object) -> bool:
 
 
 def statistic_of(rule: str) -> str | None:
-    """Returns the statistic that a rule measures; None unless it measures exactly one.
+    """Return the statistic that a rule measures; None unless it measures exactly one.
 
     Args:
         rule: name of the rule; None is returned for a rule that does not exist.
@@ -62,7 +62,7 @@ def statistic_of(rule: str) -> str | None:
 
 
 def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
-    """Returns new instances of the rules that a spec selects.
+    """Return new instances of the rules that a spec selects.
 
     Args:
         rules: "default" for all built-in rules, "off" for no rules, or a mapping that changes
@@ -80,7 +80,7 @@ def build(rules: Rules, *, trust: bool = False) -> list[Rule]:
 
 
 def problems(rules: Rules, *, trust: bool) -> list[str]:
-    """Returns the problems of the rules that a spec selects, one line per problem.
+    """Return the problems of the rules that a spec selects, one line per problem.
 
     Args:
         rules: as for `build`.
@@ -90,7 +90,7 @@ def problems(rules: Rules, *, trust: bool) -> list[str]:
 
 
 def _built(rules: Rules, *, trust: bool) -> tuple[list[Rule], list[str]]:
-    """Returns the rules that could be created, and the problems of all others."""
+    """Return the rules that could be created, and the problems of all others."""
     if rules == "off":
         return [], []
     entries: Mapping[str, Any] = {} if isinstance(rules, str) else rules
@@ -121,7 +121,7 @@ def _append(
 def _append_own(
     built: list[Rule], problems: list[str], name: str, entry: Any, *, trust: bool
 ) -> None:
-    """Adds a rule declared by the user: an expression or a class."""
+    """Add a rule declared by the user: an expression or a class."""
     if isinstance(entry, Mapping) and "when" in entry:
         _append(built, problems, expression_rule(name, entry), name, entry)
     elif isinstance(entry, Mapping) and "_target_" in entry:

@@ -48,7 +48,7 @@ class Causes:
         return ({}, {}) if graph is None else _neighbours(graph)
 
     def with_chain(self, finding: Finding) -> Finding:
-        """Returns the finding with its chain of causes, if any; the probable cause comes first."""
+        """Return the finding with its chain of causes, if any; the probable cause comes first."""
         place = finding.place
         if place is None or finding.chain:
             return finding
@@ -63,7 +63,7 @@ class Causes:
         return replace(finding, chain=tuple(links))
 
     def _walk(self, start: SlotKey, until: int) -> list[SlotKey]:
-        """Returns the path from `start` to the earliest unusual tensor, by breadth-first search."""
+        """Return the path from `start` to the earliest unusual tensor, by breadth-first search."""
         upstream, downstream = self._neighbours
         next_to = downstream if is_gradient(start.pass_) else upstream
         before: dict[SlotKey, SlotKey | None] = {start: None}
@@ -87,13 +87,13 @@ class Causes:
         return path
 
     def _turn(self, key: SlotKey, *, backward: bool) -> int:
-        """Returns a sort key that is smaller for tensors computed earlier in a step."""
+        """Return a sort key that is smaller for tensors computed earlier in a step."""
         table = self._scene.table
         turn = int(table.order[table.by_key[key]]) if key in table.by_key else 0
         return -turn if backward else turn
 
     def _began(self, key: SlotKey, until: int) -> int | None:
-        """Returns the step at which a tensor became unusual; None if that was after `until`."""
+        """Return the step at which a tensor became unusual; None if that was after `until`."""
         found = self._unusual_by(key, until)
         return None if found is None else found[0]
 
@@ -152,7 +152,7 @@ class Unusual:
         self._groups: list[Slots] = []
 
     def look(self, window: Window) -> None:
-        """Processes the next training records."""
+        """Process the next training records."""
         first = window.steps[: max(0, _FIRST - self._records)]
         self._settled = int(first[-1]) if len(first) else self._settled
         self._records += len(window)
@@ -193,7 +193,7 @@ class Unusual:
         return distance
 
     def of(self, slot: int, until: int) -> tuple[int, str] | None:
-        """Returns when and how a slot became unusual; None if it was normal until step `until`."""
+        """Return when and how a slot became unusual; None if it was normal until step `until`."""
         for streak, sentence in (
             (self._own, "its magnitude differs from its first value by a factor of {:.3g}"),
             (self._among, "its magnitude differs from that of its siblings by a factor of {:.3g}"),

@@ -28,7 +28,7 @@ class Curve:
         self._open: list[tuple[int, float]] = []
 
     def add(self, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Adds the next values; ignores non-finite ones."""
+        """Add the next values; ignores non-finite ones."""
         finite = np.isfinite(values)
         if not self.count and finite.any():
             self.first = float(values[finite][0])
@@ -62,7 +62,7 @@ class Curve:
         return self.table[:, 0] / self.size
 
     def mean(self, start: float, stop: float) -> tuple[float, float]:
-        """Returns the mean and standard error of the curve between two fractions of its length."""
+        """Return the mean and standard error of the curve between two fractions of its length."""
         blocks = len(self._sums)
         first, last = int(start * blocks), max(int(start * blocks) + 1, int(stop * blocks))
         part = self.table[first:last]

@@ -57,7 +57,7 @@ class Diagnosis:
 
 
 def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Diagnosis:
-    """Runs the rules on a stored run and returns their findings.
+    """Run the rules on a stored run and return their findings.
 
     Each rank of a distributed run is checked separately, as during recording.
 
@@ -78,7 +78,7 @@ def diagnose(run: Run, rules: Rules | None = None, *, trust: bool = False) -> Di
 
 
 def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
-    """Returns the findings of all ranks of a run, joined in the same way as stored findings."""
+    """Return the findings of all ranks of a run, joined in the same way as stored findings."""
     from comgra_decl.query.ranks.facts import join_findings
 
     documents = [{"findings": [f.to_json() for f in d.findings]} for d in diagnoses]
@@ -99,7 +99,7 @@ def _joined(diagnoses: list[Diagnosis], run: Run) -> Diagnosis:
 
 
 def concluded(engine: Engine, run: Run) -> Diagnosis:
-    """Returns the diagnosis of an engine that has received an entire run."""
+    """Return the diagnosis of an engine that has received an entire run."""
     unchecked = engine.unchecked()
     could_not = {entry.rule for entry in unchecked}
     names = [name for name in engine.names if not name.startswith("_")]  # not rules
@@ -116,7 +116,7 @@ def concluded(engine: Engine, run: Run) -> Diagnosis:
 
 
 def beside(run: Run, diagnosis: Diagnosis) -> Diagnosis:
-    """Adds results that do not come from rules: stored experiments and damage."""
+    """Add results that do not come from rules: stored experiments and damage."""
     noted, damage = run.noted(), tuple(run.damage)
     return replace(
         diagnosis,
@@ -134,7 +134,7 @@ def examined(
     trust: bool = False,
     prepare: Callable[[list[Rule]], None] | None = None,
 ) -> Engine:
-    """Returns an engine that has received an entire stored run.
+    """Return an engine that has received an entire stored run.
 
     Args:
         run: as of its last `refresh`.
@@ -163,7 +163,7 @@ def examined(
 
 
 def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
-    """Passes all records and metrics of a stored run to an engine.
+    """Pass all records and metrics of a stored run to an engine.
 
     Args:
         engine: receives them.
@@ -194,13 +194,13 @@ def feed(engine: Engine, run: Run, *, until: int | None = None) -> None:
 
 
 def steps_shown(run: Run) -> NDArray[np.int64]:
-    """Returns the steps of the training records that the rules check."""
+    """Return the steps of the training records that the rules check."""
     steps = run.steps
     return steps[~_within(steps, _unseen(run))]
 
 
 def _unseen(run: Run) -> NDArray[np.int64]:
-    """Returns the first and last steps, of shape [k, 2], of spans kept only because of findings.
+    """Return the first and last steps, of shape [k, 2], of spans kept only because of findings.
 
     Rules did not receive these spans during recording, because they were kept too late.
     """
@@ -209,7 +209,7 @@ def _unseen(run: Run) -> NDArray[np.int64]:
 
 
 def _within(steps: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Returns a mask of the steps that lie in any of several sorted, disjoint spans."""
+    """Return a mask of the steps that lie in any of several sorted, disjoint spans."""
     at = np.searchsorted(spans[:, 0], steps, "right") - 1
     there: NDArray[np.bool_] = at >= 0
     there[there] = steps[there] <= spans[at[there], 1]
@@ -242,7 +242,7 @@ def _numbers(table: pd.DataFrame) -> Iterator[Numbers]:
 
 
 def stored(run: Run) -> Diagnosis | None:
-    """Returns the findings stored with a run, with chains and evidence, most important first.
+    """Return the findings stored with a run, with chains and evidence, most important first.
 
     Reads one small document and no records. Returns None if no rule has checked the run, because of
     `rules: off` or because there are no records yet.
@@ -268,7 +268,7 @@ def stored(run: Run) -> Diagnosis | None:
 
 
 def _names(run: Run) -> list[str]:
-    """Returns the names of the rules in the run's spec; empty if any of them no longer exists."""
+    """Return the names of the rules in the run's spec; empty if any of them no longer exists."""
     try:
         return [rule.name for rule in build(run.spec.rules)]  # imports no classes
     except SpecError:

@@ -85,20 +85,20 @@ class Engine:
     # -- input
 
     def add_slots(self, new: Sequence[SlotInfo]) -> None:
-        """Adds new slots."""
+        """Add new slots."""
         if new:
             self.scene.table = self.scene.table.extended(new)
 
     def add_structure(self, structure: Structure) -> None:
-        """Adds a dependency graph; called before the first record with this graph."""
+        """Add a dependency graph; called before the first record with this graph."""
         self._structures[structure.hash] = structure
 
     def add_document(self, name: str, content: Any) -> None:
-        """Adds the newest version of a document."""
+        """Add the newest version of a document."""
         self.scene.documents[name] = content
 
     def look(self, window: Window) -> None:
-        """Processes the next records; a record with a new graph starts a new window."""
+        """Process the next records; a record with a new graph starts a new window."""
         edges = [0, *self._news(window), len(window)]
         for start, stop in pairwise(edges):
             if start < stop:
@@ -148,7 +148,7 @@ class Engine:
             self._each(method, part, self._comparing)
 
     def _see_facts(self, window: Window) -> None:
-        """Stores the arguments of losses and the settings of optimizers."""
+        """Store the arguments of losses and the settings of optimizers."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
             calls = self.scene.calls_of(facts)
             if calls is not self._calls:
@@ -169,14 +169,14 @@ class Engine:
             self.scene.batch_softmaxes += softmaxes - {*self.scene.batch_softmaxes}
 
     def _seen_of(self, call: LossCall, step: int) -> Seen:
-        """Returns when a call was seen, as stored in the scene unless there are too many."""
+        """Return when a call was seen, as stored in the scene unless there are too many."""
         known = self.scene.calls
         if call not in known and len(known) >= _MOST_CALLS:
             return Seen(step, step, 0)
         return known.setdefault(call, Seen(step, step, 0))
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Processes the next values of one metric and type of execution."""
+        """Process the next values of one metric and type of execution."""
         if len(numbers.steps):
             self.scene.last_step = max(self.scene.last_step, int(numbers.steps.max()))
             if numbers.name == "loss":
@@ -186,7 +186,7 @@ class Engine:
             self._read("look_at_numbers", numbers)
 
     def _read(self, method: str, seen: Window | Numbers) -> None:
-        """Passes data to the readings. An error in the readings must not affect the rules."""
+        """Pass data to the readings. An error in the readings must not affect the rules."""
         try:
             if self._readings is not None:
                 getattr(self._readings, method)(seen)
@@ -213,7 +213,7 @@ class Engine:
     # -- output
 
     def fired(self) -> int:
-        """Returns a counter that is incremented when a rule finds something new about a tensor.
+        """Return a counter that is incremented when a rule finds something new about a tensor.
 
         Fast; ignores rules that are not about individual tensors.
         """
@@ -221,7 +221,7 @@ class Engine:
         return sum(int((rule.streak.first >= 0).sum()) for rule in rules)
 
     def findings(self) -> list[Finding]:
-        """Returns all findings so far, most important first."""
+        """Return all findings so far, most important first."""
         found: list[Finding] = []
         marks: dict[int, tuple[int, str]] = {}
         for rule in self._rules:
@@ -239,7 +239,7 @@ class Engine:
         return best_first(_explained(found, by_name))
 
     def readings(self) -> dict[str, Reading]:
-        """Returns the run's values for the checklist questions, by name."""
+        """Return the run's values for the checklist questions, by name."""
         try:
             return {} if self._readings is None else self._readings.readings(self.scene)
         except Exception as error:  # noqa: BLE001
@@ -247,15 +247,15 @@ class Engine:
             return {}
 
     def caveats(self) -> list[str]:
-        """Returns possible problems with the losses that no rule can detect, one sentence each."""
+        """Return possible problems with the losses that no rule can detect, one sentence each."""
         return [] if self._readings is None else self._readings.losses.caveats()
 
     def end(self) -> None:
-        """Marks the run as ended, so that rules work with the available data."""
+        """Mark the run as ended, so that rules work with the available data."""
         self.scene.ended = True
 
     def unchecked(self) -> list[Unchecked]:
-        """Returns the rules that could not check the run, with the reason, by name."""
+        """Return the rules that could not check the run, with the reason, by name."""
         reasons = dict(self._failed)
         for rule in self._rules:
             if rule.name not in reasons:
@@ -266,12 +266,12 @@ class Engine:
 
 
 def _overrides(rule: Rule, method: str) -> bool:
-    """Returns whether a rule's class defines a method that `Rule` leaves empty."""
+    """Return whether a rule's class defines a method that `Rule` leaves empty."""
     return getattr(type(rule), method) is not getattr(Rule, method)
 
 
 def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tuple[str, Window]]:
-    """Yields the records in order, divided wherever training and evaluation alternate."""
+    """Yield the records in order, divided wherever training and evaluation alternate."""
     turns = np.flatnonzero(np.diff(window.train)) + 1
     for rows in np.split(np.arange(len(window)), turns):
         if window.train[rows[0]]:
@@ -283,7 +283,7 @@ def _in_turn(window: Window, first: int, first_evaluation: int) -> Iterator[tupl
 
 
 def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Finding]:
-    """Marks findings that another rule's finding explains; avoids cycles.
+    """Mark findings that another rule's finding explains; avoid cycles.
 
     A finding that is only a hint because it does no harm explains only other hints.
     """
@@ -311,6 +311,6 @@ def _explained(findings: list[Finding], by_name: Mapping[str, Rule]) -> list[Fin
 
 
 def _impairs_nothing(finding: Finding, rule: Rule) -> bool:
-    """Returns whether a finding is only a hint because it does no harm to training."""
+    """Return whether a finding is only a hint because it does no harm to training."""
     harmless = isinstance(rule, SlotRule) and rule.harmless
     return finding.severity == "hint" and (harmless or not rule.hints_explain)

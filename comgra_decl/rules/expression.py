@@ -85,7 +85,7 @@ _MEMORIES: Mapping[str, Callable[[], Any]] = {
 
 
 def parse(text: str) -> Expression:
-    """Returns a parsed expression, with empty memories.
+    """Return a parsed expression, with empty memories.
 
     Raises:
         ExpressionError: the expression is invalid.
@@ -109,7 +109,7 @@ class _Reader:
         self.names: list[str] = []
 
     def read(self, node: ast.expr, depth: int) -> Term:
-        """Returns the term for a part."""
+        """Return the term for a part."""
         if depth > _DEEPEST:
             raise ExpressionError(f"{self._text!r} is nested too deeply")
         below = depth + 1
@@ -213,7 +213,7 @@ def _joined(how: Callable[..., Any], a: Term, b: Term) -> Term:
 
 
 def _numeric(term: Term) -> Term:
-    """Returns a term that yields 0 and 1 for booleans, which numpy cannot subtract."""
+    """Return a term that yields 0 and 1 for booleans, which numpy cannot subtract."""
 
     def numeric(read: Read, at: Slots) -> NDArray[Any]:
         values = term(read, at)
@@ -223,7 +223,7 @@ def _numeric(term: Term) -> Term:
 
 
 def _shown(node: ast.expr) -> str:
-    """Returns the source text of a part, shortened for a message."""
+    """Return the source text of a part, shortened for a message."""
     try:
         text = ast.unparse(node)
     except RecursionError:
@@ -240,7 +240,7 @@ def _remembered(memory: Any, term: Term) -> Term:
 
 
 def _true(values: NDArray[Any]) -> NDArray[np.bool_]:
-    """Returns values as booleans; unknown values are false."""
+    """Return values as booleans; unknown values are false."""
     if values.dtype == np.bool_:
         return values.astype(np.bool_, copy=False)
     return np.asarray(~np.isnan(values) & (values != 0), np.bool_)

@@ -106,14 +106,14 @@ class Finding:
         return f"steps {self.first_step} to {self.last_step}"
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the finding as JSON-compatible data; non-finite numbers become strings."""
+        """Return the finding as JSON-compatible data; non-finite numbers become strings."""
         content = asdict(self)
         content["evidence"] = {name: _plain(value) for name, value in self.evidence.items()}
         return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Finding:
-        """Restores a finding from the result of `to_json`, ignoring unknown keys."""
+        """Restore a finding from the result of `to_json`, ignoring unknown keys."""
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         place, chain = known.get("place"), known.get("chain", ())
         known["place"] = None if place is None else Place(**place)
@@ -122,25 +122,25 @@ class Finding:
         return cls(**known)
 
     def explained_by(self, rule: str) -> Finding:
-        """Returns this finding, marked as a consequence of another rule's finding."""
+        """Return this finding, marked as a consequence of another rule's finding."""
         return replace(self, because=rule)
 
 
 def began(first: int, after: int | None) -> str:
-    """Describes the beginning of a problem present at step `first` and absent at step `after`."""
+    """Describe the beginning of a problem present at step `first` and absent at step `after`."""
     if after is None or after >= first - 1:
         return f"step {first}"
     return f"between steps {after + 1} and {first}"
 
 
 def since(first: int, after: int | None) -> str:
-    """Returns the beginning as the start of a period: "from step 74 on"."""
+    """Return the beginning as the start of a period: "from step 74 on"."""
     when = began(first, after)
     return f"from {when} on" if when.startswith("step") else f"starting {when}"
 
 
 def best_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Sorts findings, each followed by its consequences.
+    """Sort findings, each followed by its consequences.
 
     Findings that no other finding explains are sorted by the worst severity among them and their
     consequences, then by severity, certainty and first step. Consequences of the same cause are
@@ -168,7 +168,7 @@ def best_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def root_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
-    """Returns the root cause of a finding: the finding that explains it and has no cause itself.
+    """Return the root cause of a finding: the finding that explains it and has no cause itself.
 
     Returns None if `findings` does not contain the root cause. If a rule has several findings, the
     first of them is used.
@@ -184,12 +184,12 @@ def root_of(finding: Finding, findings: Sequence[Finding]) -> Finding | None:
 
 
 def roots_of(findings: Sequence[Finding]) -> list[Finding]:
-    """Returns the findings that no other finding explains, in the order of `findings`."""
+    """Return the findings that no other finding explains, in the order of `findings`."""
     return [f for f in findings if f.because is None or root_of(f, findings) is None]
 
 
 def consequences_of(finding: Finding, findings: Sequence[Finding]) -> list[Finding]:
-    """Returns the direct and indirect consequences of a finding, in the order of `findings`."""
+    """Return the direct and indirect consequences of a finding, in the order of `findings`."""
     return [f for f in findings if f.because is not None and root_of(f, findings) is finding]
 
 
@@ -204,7 +204,7 @@ def _with_outcome(finding: Finding, weight: Severity) -> Finding:
 
 
 def at_least(severity: Severity, limit: str | None) -> bool:
-    """Returns whether a severity is at least as bad as `limit`; False for None and "never"."""
+    """Return whether a severity is at least as bad as `limit`; False for None and "never"."""
     return limit in SEVERITIES and SEVERITIES.index(severity) <= SEVERITIES.index(limit)
 
 

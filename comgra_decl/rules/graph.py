@@ -16,7 +16,7 @@ from comgra_decl.rules.table import elements_of
 
 
 def predictions(scene: Scene) -> set[int]:
-    """Returns the slots that contain the model's predictions.
+    """Return the slots that contain the model's predictions.
 
     These are the tensors that are compared with a target or, if there is no target, the inputs of
     the loss. They also include submodule outputs that are the same tensor in the same shape,
@@ -30,7 +30,7 @@ def predictions(scene: Scene) -> set[int]:
 
 
 def predictions_and_logits(scene: Scene) -> set[int]:
-    """Returns the predictions, and the tensors from which modules without weights compute them.
+    """Return the predictions, and the tensors from which modules without weights compute them.
 
     Follows each prediction back to the last layer with weights, as long as a tensor is computed
     from a single tensor with the same number of elements.
@@ -52,7 +52,7 @@ def predictions_and_logits(scene: Scene) -> set[int]:
 
 
 def computed_from_targets(scene: Scene) -> set[int]:
-    """Returns the slots computed from targets: losses and their parts."""
+    """Return the slots computed from targets: losses and their parts."""
     found: set[int] = set()
     for structure in scene.structures.values():
         reached = {i for i, kind in enumerate(structure.kinds) if kind == "target"}
@@ -67,7 +67,7 @@ def computed_from_targets(scene: Scene) -> set[int]:
 
 
 def reaching_loss(scene: Scene) -> set[SlotKey]:
-    """Returns the computed tensors on which a loss depends, with or without gradients.
+    """Return the computed tensors on which a loss depends, with or without gradients.
 
     Uses the graphs recorded so far; empty if no graph contains a loss.
     """
@@ -86,7 +86,7 @@ def reaching_loss(scene: Scene) -> set[SlotKey]:
 
 
 def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
-    """Yields pairs of a computed tensor and the target with which a call combines it."""
+    """Yield pairs of a computed tensor and the target with which a call combines it."""
     seen = set()
     for structure in scene.structures.values():
         for sources in _sources(structure).values():
@@ -100,7 +100,7 @@ def target_pairs(scene: Scene) -> Iterator[tuple[SlotInfo, SlotInfo]]:
 
 
 def prediction_of(scene: Scene, call: LossCall) -> int | None:
-    """Returns the slot with the values passed to a call as its prediction, or None.
+    """Return the slot with the values passed to a call as its prediction, or None.
 
     This is the slot recorded for the call, or a tensor of the same size that the graph connects
     with the call's target. A prediction may be reshaped between the model and the loss.
@@ -116,12 +116,12 @@ def prediction_of(scene: Scene, call: LossCall) -> int | None:
 
 
 def target_of(scene: Scene, call: LossCall) -> int | None:
-    """Returns the slot that records the target of a call, or None."""
+    """Return the slot that records the target of a call, or None."""
     return None if call.target_key is None else scene.table.by_key.get(call.target_key)
 
 
 def place_of(scene: Scene, call: LossCall) -> Place:
-    """Returns the place of a call's prediction; the call itself if it is not recorded."""
+    """Return the place of a call's prediction; the call itself if it is not recorded."""
     slot = prediction_of(scene, call)
     if slot is None:
         nearest = (p.id for p, target in target_pairs(scene) if target.key == call.target_key)
@@ -130,7 +130,7 @@ def place_of(scene: Scene, call: LossCall) -> Place:
 
 
 def classes_of(scene: Scene) -> int:
-    """Returns the number of classes of a prediction with a target; 0 if there is none.
+    """Return the number of classes of a prediction with a target; 0 if there is none.
 
     If there are several classifications, the last call is used: auxiliary losses come first.
     """
@@ -150,7 +150,7 @@ def classes_of(scene: Scene) -> int:
 
 
 def combined(scene: Scene) -> dict[int, list[int]]:
-    """Returns the sources of each computed slot that has several sources of its own shape."""
+    """Return the sources of each computed slot that has several sources of its own shape."""
     table = scene.table
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
@@ -172,7 +172,7 @@ def combined(scene: Scene) -> dict[int, list[int]]:
 
 
 def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
-    """Yields (source, sink) of each edge between computed slots of the same shape, once."""
+    """Yield (source, sink) of each edge between computed slots of the same shape, once."""
     seen = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:
@@ -186,7 +186,7 @@ def same_shape_edges(scene: Scene) -> Iterator[tuple[int, int]]:
 
 
 def sources_of(scene: Scene) -> dict[int, list[int]]:
-    """Returns the slots that each slot is computed from, according to all graphs so far."""
+    """Return the slots that each slot is computed from, according to all graphs so far."""
     found: dict[int, list[int]] = {}
     for structure in scene.structures.values():
         for sink, sources in _sources(structure).items():
@@ -198,7 +198,7 @@ def sources_of(scene: Scene) -> dict[int, list[int]]:
 
 
 def has_other_terms(scene: Scene) -> bool:
-    """Returns whether a loss also depends on tensors that are neither predictions nor targets.
+    """Return whether a loss also depends on tensors that are neither predictions nor targets.
 
     These include parameters, such as a learned weight of the loss.
     """
@@ -214,7 +214,7 @@ def has_other_terms(scene: Scene) -> bool:
 
 
 def judging_models(scene: Scene) -> dict[str, set[str]]:
-    """Returns the models that receive other models' outputs with gradients, and those other models.
+    """Return the models that receive other models' outputs with gradients, and those other models.
 
     An example is a discriminator, which receives the outputs of a generator. A model is identified
     by its node's name up to the first dot.
@@ -230,7 +230,7 @@ def judging_models(scene: Scene) -> dict[str, set[str]]:
 
 
 def single_sources(scene: Scene) -> NDArray[np.int64]:
-    """Returns, for each slot, its only source of the same shape; -1 if there is no such source."""
+    """Return, for each slot, its only source of the same shape; -1 if there is no such source."""
     before: dict[int, set[int]] = {}
     for source, sink in same_shape_edges(scene):
         before.setdefault(sink, set()).add(source)
@@ -242,7 +242,7 @@ def single_sources(scene: Scene) -> NDArray[np.int64]:
 
 
 def _roots(scene: Scene) -> set[str]:
-    """Returns the nodes of whole models, which are named by their class."""
+    """Return the nodes of whole models, which are named by their class."""
     modules = scene.documents.get("modules") or []
     return {str(module["node"]) for module in modules if not module["path"]}
 
@@ -265,7 +265,7 @@ def _predictions_of(structure: Structure, roots: set[str]) -> set[SlotKey]:
 
 
 def _holds(node: str, other: str, roots: set[str]) -> bool:
-    """Returns whether a module may contain another one; a root contains all modules."""
+    """Return whether a module may contain another one; a root contains all modules."""
     return other.startswith(f"{node}.") or (node in roots and other not in roots)
 
 
@@ -282,13 +282,13 @@ def _known(scene: Scene) -> dict[SlotKey, int]:
 
 
 def _info(scene: Scene, structure: Structure, key: SlotKey) -> SlotInfo:
-    """Returns a slot with its shape in the first record of a graph."""
+    """Return a slot with its shape in the first record of a graph."""
     slot = scene.table.by_key[key]
     return scene.reshaped.get(structure.hash, {}).get(slot, scene.table.infos[slot])
 
 
 def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
-    """Returns (source, sink) of all edges between slots with equal element counts per sample."""
+    """Return (source, sink) of all edges between slots with equal element counts per sample."""
     found = set()
     for structure in scene.structures.values():
         for a, b, _ in structure.edges:
@@ -301,10 +301,10 @@ def _of_one_size(scene: Scene) -> set[tuple[int, int]]:
 
 
 def calls_missing(scene: Scene) -> str | None:
-    """Returns why calls to functions were not followed, or None."""
+    """Return why calls to functions were not followed, or None."""
     return None if scene.structure is not None else "calls are not followed; it needs `graph: true`"
 
 
 def loss_missing(scene: Scene) -> str | None:
-    """Returns why the structure of the loss is unknown, or None."""
+    """Return why the structure of the loss is unknown, or None."""
     return None if scene.objectives else "the structure of the loss is not known"

@@ -167,7 +167,7 @@ _UNSEEN = (
 
 
 def health(diagnosis: Diagnosis) -> list[Check]:
-    """Returns the answered checklist, in the order of `CHECKLIST`.
+    """Return the answered checklist, in the order of `CHECKLIST`.
 
     Leaves out the question about the user's own rules if there are none, and questions that are
     asked only if the answer is "no".
@@ -182,7 +182,7 @@ def health(diagnosis: Diagnosis) -> list[Check]:
 
 
 def unseen(diagnosis: Diagnosis) -> list[str]:
-    """Returns the problems that can exist even if the checklist is green, one sentence each.
+    """Return the problems that can exist even if the checklist is green, one sentence each.
 
     These are possible problems with the losses of this run, and those that no rule can detect.
     """
@@ -190,7 +190,7 @@ def unseen(diagnosis: Diagnosis) -> list[str]:
 
 
 def _assigned(names: Sequence[str]) -> dict[Question, list[str]]:
-    """Returns the rules of each question."""
+    """Return the rules of each question."""
     by_rule = {rule: question for question in CHECKLIST for rule in question.named}
     by_family = {family: question for question in CHECKLIST for family in question.families}
     found: dict[Question, list[str]] = {}
@@ -201,7 +201,7 @@ def _assigned(names: Sequence[str]) -> dict[Question, list[str]]:
 
 
 def _family(rule: str) -> str:
-    """Returns the folder of a rule; an empty string for the user's own."""
+    """Return the folder of a rule; an empty string for the user's own."""
     kind = known().get(rule)
     return "" if kind is None else kind.__module__.split(".")[-2]
 
@@ -252,7 +252,7 @@ def _answer(question: Question, rules: Sequence[str], diagnosis: Diagnosis) -> C
 def _judged(
     against: Sequence[Finding], reading: Reading, *, some: bool, complete: bool
 ) -> tuple[Colour, str | None]:
-    """Returns the colour, and the evidence if a finding or a value is sufficient.
+    """Return the colour, and the evidence if a finding or a value is sufficient.
 
     Args:
         against: the findings that answer the question "no".
@@ -278,7 +278,7 @@ def _nothing(looked: Sequence[str], diagnosis: Diagnosis) -> str:
 
 
 def _shown(question: Question, diagnosis: Diagnosis) -> Check:
-    """Answers a question with the result of an experiment with the script."""
+    """Answer a question with the result of an experiment with the script."""
     command = question.experiment.replace("_", "-")
     for verdict in diagnosis.experiments:
         if verdict.name == question.experiment:
@@ -298,7 +298,7 @@ def _worst(findings: Sequence[Finding]) -> Colour:
 
 
 def _reasons(rules: Sequence[str], diagnosis: Diagnosis, *, by_rule: bool) -> list[str]:
-    """Returns the reasons why rules could not check the run, without duplicates.
+    """Return the reasons why rules could not check the run, without duplicates.
 
     The reasons contain the names of the rules if other rules could check the run.
     """

@@ -70,7 +70,7 @@ def alive(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
 
 
 def unsaturated(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
-    """Returns the magnitude of the outputs of Tanh and Sigmoid modules."""
+    """Return the magnitude of the outputs of Tanh and Sigmoid modules."""
     table = scene.table
     mask = table.outputs & table.where(lambda i: i.module_class in _SATURATE)
     if not mask.any():
@@ -81,7 +81,7 @@ def unsaturated(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
 
 
 def branches(scene: Scene, last: NDArray[np.float32]) -> Judged | None:
-    """Returns the size of the smallest branch, relative to the largest one it is combined with."""
+    """Return the size of the smallest branch, relative to the largest one it is combined with."""
     if scene.structure is None:
         return None
     groups = list(combined(scene).values())
@@ -107,7 +107,7 @@ class Attention:
         self._spread: dict[int, float] = {}
 
     def look(self, window: Window) -> None:
-        """Processes the next training records.
+        """Process the next training records.
 
         The number is 1 / E[sum p^2] over all rows, as in `attention_collapse`. For rows that sum to
         1, it is mean / (mean^2 + std^2).
@@ -125,7 +125,7 @@ class Attention:
         self._spread.update({int(at[i]): float(spread[i]) for i in np.flatnonzero(rows)})
 
     def reading(self, scene: Scene) -> Judged | None:
-        """Returns the smallest and largest number of tokens; None if attention is not recorded."""
+        """Return the smallest and largest number of tokens; None if attention is not recorded."""
         if self._spread:
             at = np.array(list(self._spread), np.int64)
             values = np.array(list(self._spread.values()))
@@ -138,7 +138,7 @@ class Attention:
 def known(
     scene: Scene, statistic: str, record: NDArray[np.float32], at: Slots
 ) -> tuple[Slots, NDArray[np.float64]]:
-    """Returns the slots with a finite value of a statistic in a record, and these values."""
+    """Return the slots with a finite value of a statistic in a record, and these values."""
     at = at[at < len(record)]
     if statistic not in scene.statistics or not len(at):
         return at[:0], np.zeros(0)
@@ -148,7 +148,7 @@ def known(
 
 
 def between(table: SlotTable, at: Slots, values: NDArray[np.floating]) -> str:
-    """Returns the smallest and largest values with their tensors; "" if there are none."""
+    """Return the smallest and largest values with their tensors; "" if there are none."""
     finite = np.flatnonzero(np.isfinite(values))
     if not len(finite):
         return ""
@@ -158,7 +158,7 @@ def between(table: SlotTable, at: Slots, values: NDArray[np.floating]) -> str:
 
 
 def _without(scene: Scene, classes: tuple[str, ...], text: str) -> Judged | None:
-    """Returns the reading "not applicable" unless the model has such a module."""
+    """Return the reading "not applicable" unless the model has such a module."""
     modules = scene.documents.get("modules")
     if not modules:
         return None

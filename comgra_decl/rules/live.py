@@ -60,10 +60,10 @@ class Act(Protocol):
     """Receives new and withdrawn findings, on the writer thread."""
 
     def __call__(self, finding: Finding) -> None:
-        """Receives a new finding."""
+        """Receive a new finding."""
 
     def withdraw(self, finding: Finding, step: int) -> None:
-        """Receives a reported finding that no longer holds at `step`."""
+        """Receive a reported finding that no longer holds at `step`."""
 
 
 class LiveRules:
@@ -99,7 +99,7 @@ class LiveRules:
         """Time spent on rules, in seconds."""
 
     def resume(self, slots: Sequence[SlotInfo], past: Callable[[], Run]) -> None:
-        """Prepares for a resumed run.
+        """Prepare for a resumed run.
 
         Args:
             slots: the existing slots of the run.
@@ -109,7 +109,7 @@ class LiveRules:
         self._past = past
 
     def take(self, batches: list[StepBatch]) -> list[StepBatch]:
-        """Checks the next records; adds new findings to their documents."""
+        """Check the next records; adds new findings to their documents."""
         self._safely(lambda: self._take(batches))
         return batches
 
@@ -119,7 +119,7 @@ class LiveRules:
             batches[-1].documents.update(self._conclude())
 
     def watch(self, batches: list[StepBatch]) -> None:
-        """Checks the next records immediately if findings determine which steps are stored.
+        """Check the next records immediately if findings determine which steps are stored.
 
         New findings are added to the documents by `publish`.
         """
@@ -140,7 +140,7 @@ class LiveRules:
         return batches
 
     def attach(self, said: ScalarBatch) -> None:
-        """Passes metrics to the rules once the metrics are final."""
+        """Pass metrics to the rules once the metrics are final."""
         if self._past is not None:
             resumed = [note.step for note in said.notes if note.type == RESUMED]
             self._resumes = resumed[0] if resumed else self._resumes
@@ -154,7 +154,7 @@ class LiveRules:
         said.settle = settled
 
     def look_at_numbers(self, said: ScalarBatch) -> None:
-        """Passes final metrics to the rules, on the writer thread."""
+        """Pass final metrics to the rules, on the writer thread."""
         self._safely(lambda: self._take_numbers(said))
 
     def close(self, late: Mapping[str, Any]) -> list[StepBatch]:
@@ -174,7 +174,7 @@ class LiveRules:
         return [StepBatch.of_documents(documents)] if documents else []
 
     def _safely(self, work: Callable[[], None]) -> None:
-        """Calls and times a function; an internal error only disables the rules."""
+        """Call and time a function; an internal error only disables the rules."""
         if self._failed:
             return
         began = time.perf_counter()
@@ -186,7 +186,7 @@ class LiveRules:
         self.seconds += time.perf_counter() - began
 
     def _catch_up(self, batches: Sequence[StepBatch] = ()) -> None:
-        """Passes the existing records to the rules once the valid ones are known."""
+        """Pass the existing records to the rules once the valid ones are known."""
         past = self._past
         steps = [info.step for batch in batches for info in batch.steps if info.mode == "train"]
         resumes = self._resumes if self._resumes is not None or not steps else steps[0]
@@ -252,7 +252,7 @@ class LiveRules:
                 self._known = {key for key in self._known if key[0] != rule}
 
     def _conclude(self) -> dict[str, Any]:
-        """Evaluates the findings and returns the document if it has changed."""
+        """Evaluate the findings and return the document if it has changed."""
         began = time.perf_counter()
         findings = self._engine.findings()
         for finding in findings:

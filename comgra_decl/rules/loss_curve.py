@@ -28,7 +28,7 @@ class LossRule(Rule):
     """Whether steps have more than one loss, as in adversarial training."""
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Processes the next losses."""
+        """Process the next losses."""
         self.several = self.several or numbers.name.startswith("loss[")
         if numbers.name == "loss":
             self._losses[numbers.type] = self._losses.get(numbers.type, 0) + len(numbers.steps)
@@ -36,11 +36,11 @@ class LossRule(Rule):
 
     @abstractmethod
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Processes the next losses of a type of execution."""
+        """Process the next losses of a type of execution."""
 
     @abstractmethod
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns a finding about the loss of a type of execution, if there is a problem."""
+        """Return a finding about the loss of a type of execution, if there is a problem."""
 
     @property
     def least(self) -> int:
@@ -53,11 +53,11 @@ class LossRule(Rule):
         return min(self.least, int(getattr(self.parameters, "least_of_ended", self.least)))
 
     def needed(self, scene: Scene) -> int:
-        """Returns the number of losses currently required."""
+        """Return the number of losses currently required."""
         return self.least_of_ended if scene.ended else self.least
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the type of execution with the most losses."""
+        """Return a finding about the type of execution with the most losses."""
         if not self._losses:
             return []
         type_ = max(self._losses, key=lambda name: self._losses[name])
@@ -66,7 +66,7 @@ class LossRule(Rule):
         return [] if found is None else [found]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         count = max(self._losses.values(), default=0)
         if not count:
             return "no loss is logged; set `kpis: {loss: true}`, or call comgra.kpi('loss', value)"
@@ -83,7 +83,7 @@ class CurveRule(LossRule):
         return self.scene.curves
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Does nothing, because the engine adds the losses to the curves."""
+        """Do nothing, because the engine adds the losses to the curves."""
 
 
 class Validations:
@@ -93,14 +93,14 @@ class Validations:
         self._best: dict[str, tuple[int, int, float]] = {}  # count, step and value of the lowest
 
     def look(self, numbers: Numbers) -> None:
-        """Processes the next values of a validation loss."""
+        """Process the next values of a validation loss."""
         name = f"{numbers.name} ({numbers.type})"
         for step, value in zip(numbers.steps.tolist(), numbers.values.tolist(), strict=True):
             count, at, best = self._best.get(name, (0, step, float("inf")))
             self._best[name] = (count + 1, *((step, value) if value < best else (at, best)))
 
     def always_above(self, limit: float, *, least: int) -> tuple[str, int, float] | None:
-        """Returns the first loss with at least `least` values, none of them below a limit.
+        """Return the first loss with at least `least` values, none of them below a limit.
 
         Returns:
             Its name, and the step and value of its minimum; None if there is no such loss.
@@ -112,7 +112,7 @@ class Validations:
 
 
 def is_validation(numbers: Numbers) -> bool:
-    """Returns whether the values are validation losses, by metric name or type of execution."""
+    """Return whether the values are validation losses, by metric name or type of execution."""
     name = numbers.name.lower()
     if numbers.type in EVALUATION_TYPES and "loss" in name:
         return True

@@ -71,7 +71,7 @@ class LossReadings:
         self._several = False
 
     def look(self, numbers: Numbers) -> None:
-        """Processes the next values of one metric and type of execution."""
+        """Process the next values of one metric and type of execution."""
         self._several = self._several or numbers.name.startswith("loss[")
         if is_validation(numbers):
             name = "validation loss" if numbers.name == "loss" else numbers.name
@@ -104,7 +104,7 @@ class LossReadings:
         return f"{self._wild[type_]} of {self._losses[type_]} losses are NaN or infinite"
 
     def ends(self) -> Ends | None:
-        """Returns the losses at the start and the end; None if no finite loss was logged."""
+        """Return the losses at the start and the end; None if no finite loss was logged."""
         type_ = self._type
         if type_ is None or not self._curves[type_].count:
             return None
@@ -124,7 +124,7 @@ class LossReadings:
         )
 
     def falling(self) -> Judged | None:
-        """Determines whether the loss falls; uses only its first and last values."""
+        """Determine whether the loss falls; use only its first and last values."""
         ends, type_ = self.ends(), self._type
         if type_ is None:
             return None
@@ -139,7 +139,7 @@ class LossReadings:
         return text, self._fall(ends)
 
     def _fall(self, ends: Ends) -> Literal["fine", "unknown", "poor", "bad"]:
-        """Compares the end with the first loss (a single value) and with the mean of the start.
+        """Compare the end with the first loss (a single value) and with the mean of the start.
 
         A loss that ends above its first value is never considered fine, even if it was higher in
         between.
@@ -192,7 +192,7 @@ class LossReadings:
         return f"{text}; training loss {ends.last:.3g}", "poor" if worse else "fine"
 
     def caveats(self) -> list[str]:
-        """Returns possible problems with the losses, one sentence each."""
+        """Return possible problems with the losses, one sentence each."""
         found = []
         row, since = self._zeros.get(self._type or "", (0, -1))
         if row >= _ZEROS:
@@ -209,7 +209,7 @@ class LossReadings:
         return found
 
     def _as_low(self) -> str | None:
-        """Returns a validation loss that has fallen and was never above the training loss."""
+        """Return a validation loss that has fallen and was never above the training loss."""
         type_ = self._type
         if type_ is None:
             return None

@@ -26,7 +26,7 @@ NO_SLOTS: Slots = np.zeros(0, np.int64)
 
 
 def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
-    """Returns `array` with at least `count` entries in its last dimension."""
+    """Return `array` with at least `count` entries in its last dimension."""
     missing = count - array.shape[-1]
     if missing <= 0:
         return array
@@ -35,7 +35,7 @@ def grown(array: NDArray[Any], count: int, fill: Any) -> NDArray[Any]:
 
 
 def row_quantile(values: Matrix, share: float) -> Matrix:
-    """Returns a quantile of each row, of shape [rows, 1], ignoring NaN, like numpy's `nanquantile`.
+    """Return a quantile of each row, of shape [rows, 1], ignoring NaN, like numpy's `nanquantile`.
 
     Much faster than numpy for a few rows. NaN where a row contains only NaN.
     """
@@ -81,7 +81,7 @@ class Streak:
     def look(
         self, steps: NDArray[np.int64], at: Slots, *, hit: Bools, present: Bools, evidence: Matrix
     ) -> bool:
-        """Processes the next records; returns whether any streak is in progress.
+        """Process the next records; returns whether any streak is in progress.
 
         Args:
             steps: the steps of the records, [records].
@@ -165,12 +165,12 @@ class Streak:
         self.worst = grown(self.worst, count, np.nan)
 
     def after_step(self, slot: int) -> int | None:
-        """Returns `after` of a slot as stored in findings: None if no earlier record is known."""
+        """Return `after` of a slot as stored in findings: None if no earlier record is known."""
         after = int(self.after[slot])
         return None if after < 0 else after
 
     def since(self, slot: int) -> str:
-        """Returns the period in which a slot has met the condition: "from step 74 on"."""
+        """Return the period in which a slot has met the condition: "from step 74 on"."""
         return since(int(self.first[slot]), self.after_step(slot))
 
     @property
@@ -194,7 +194,7 @@ class Streak:
 
 
 def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArray[np.int64]:
-    """Returns the value at the latest beginning, for each row; before the first, `known`."""
+    """Return the value at the latest beginning, for each row; before the first, `known`."""
     rows = np.arange(len(begins))[:, None]
     latest = np.maximum.accumulate(np.where(begins, rows, -1), axis=0)
     taken = np.take_along_axis(np.broadcast_to(values, begins.shape), np.maximum(latest, 0), axis=0)
@@ -203,7 +203,7 @@ def _at_latest(begins: Bools, values: NDArray[np.int64], known: Slots) -> NDArra
 
 
 def _steps_before(steps: NDArray[np.int64], present: Bools, newest: Slots) -> NDArray[np.int64]:
-    """Returns the step of the slot's previous record, for each record; -1 if there is none."""
+    """Return the step of the slot's previous record, for each record; -1 if there is none."""
     until = np.maximum.accumulate(np.where(present, steps[:, None], -1), axis=0)
     found: NDArray[np.int64] = np.maximum(np.concatenate((newest[None], until[:-1])), newest)
     return found
@@ -219,7 +219,7 @@ class Early:
         self._median = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Processes values [records, slots], NaN where missing; returns the medians.
+        """Process values [records, slots], NaN where missing; returns the medians.
 
         The result is NaN up to and including the `count`-th value.
         """
@@ -247,7 +247,7 @@ class First:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> None:
-        """Processes values [records, slots], NaN where missing."""
+        """Process values [records, slots], NaN where missing."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         there = ~np.isnan(values)
         new = np.isnan(self._known[at]) & there.any(0)
@@ -255,7 +255,7 @@ class First:
         self._known[at[new]] = first[new]
 
     def known(self, at: Slots) -> Matrix:
-        """Returns the first value of each given slot; NaN if there is none."""
+        """Return the first value of each given slot; NaN if there is none."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         return np.asarray(self._known[at], np.float64)
 
@@ -268,7 +268,7 @@ class Largest:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Processes values [records, slots]; returns the extreme up to each value, same shape."""
+        """Process values [records, slots]; returns the extreme up to each value, same shape."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         until: Matrix = self._extreme.accumulate(stacked, axis=0)[1:]
@@ -284,7 +284,7 @@ class Previous:
         self._known = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> Matrix:
-        """Processes values [records, slots], NaN where missing; returns the previous values."""
+        """Process values [records, slots], NaN where missing; returns the previous values."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         stacked = np.concatenate((self._known[at][None], values))
         rows = np.arange(len(stacked))[:, None]
@@ -294,7 +294,7 @@ class Previous:
         return np.asarray(filled[:-1], np.float64)
 
     def known(self, at: Slots) -> Matrix:
-        """Returns the latest value of each given slot; NaN if there is none."""
+        """Return the latest value of each given slot; NaN if there is none."""
         self._known = grown(self._known, int(at.max(initial=-1)) + 1, np.nan)
         return np.asarray(self._known[at], np.float64)
 
@@ -317,7 +317,7 @@ class ClassCounts:
         self.by_slot: dict[int, dict[int, int]] = {}
 
     def look(self, window: Window) -> None:
-        """Adds the next records; ignores targets with more classes than histogram bins."""
+        """Add the next records; ignores targets with more classes than histogram bins."""
         for slot in window.table.remembered(ClassCounts, _classes).tolist():
             found = window.details.histograms(slot)
             at = np.array([slot])
@@ -340,7 +340,7 @@ class ClassCounts:
 
 
 def _classes(table: SlotTable) -> Slots:
-    """Returns the slots of targets that may contain classes."""
+    """Return the slots of targets that may contain classes."""
     integers = table.targets & table.where(lambda i: "int" in i.dtype and bool(i.shape))
     binary = table.where(
         lambda i: "float" in i.dtype and (len(i.shape) == 1 or i.shape[1:] == (1,))
@@ -349,7 +349,7 @@ def _classes(table: SlotTable) -> Slots:
 
 
 def _are_binary(window: Window, at: Slots) -> Bools:
-    """Returns a bool mask [k] of the records whose targets are zeros and ones."""
+    """Return a bool mask [k] of the records whose targets are zeros and ones."""
     if not window.has("mean", "zero_fraction", "abs_max"):
         return np.zeros(len(window), np.bool_)
     ones = window.read("mean", at) - (1 - window.read("zero_fraction", at))
@@ -360,7 +360,7 @@ def _are_binary(window: Window, at: Slots) -> Bools:
 def _are_own_classes(
     counts: NDArray[np.int_], ranges: NDArray[np.float64], samples: NDArray[np.float64]
 ) -> Bools:
-    """Returns a bool mask [k] of the records whose targets are 0 .. samples - 1, each once."""
+    """Return a bool mask [k] of the records whose targets are 0 .. samples - 1, each once."""
     whole = (ranges[:, 0] == 0) & (ranges[:, 1] == samples - 1) & (counts.sum(1) == samples)
     per_bin = samples[:, None] / counts.shape[1]
     return np.asarray(whole & (np.abs(counts - per_bin) <= 1).all(1))

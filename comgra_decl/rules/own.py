@@ -77,13 +77,13 @@ class _OwnRule(SlotRule):
     _expression: Expression
 
     def reset(self) -> None:
-        """Resets the rule and the memories of its expression."""
+        """Reset the rule and the memories of its expression."""
         super().reset()
         self._expression = parse(self.parameters.when)
         self.statistics = tuple(n for n in self._expression.names if n not in _OF_WINDOW)  # type: ignore[misc]
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the slots selected by the entry."""
+        """Return the slots selected by the entry."""
         return table.where(self._fits)
 
     def _fits(self, info: SlotInfo) -> bool:
@@ -96,7 +96,7 @@ class _OwnRule(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Evaluates the expression."""
+        """Evaluate the expression."""
 
         def read(name: str, over_batch: str) -> NDArray[Any]:
             if name == "step":
@@ -109,12 +109,12 @@ class _OwnRule(SlotRule):
         return hit, hit.astype(np.float64)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message from the spec, or the expression."""
+        """Return the message from the spec, or the expression."""
         text = self.parameters.message or f"`{self.parameters.when}` holds"
         return f"{scene.table.place(slot)}: {text}."
 
     def finding(self, scene: Scene, **facts: Any) -> Finding:
-        """Returns a finding with the advice from the spec."""
+        """Return a finding with the advice from the spec."""
         return super().finding(scene, **{**facts, "advice": self.parameters.advice})
 
 
@@ -131,7 +131,7 @@ class _OwnNumberRule(Rule):
     _streak: Streak
 
     def reset(self) -> None:
-        """Resets the rule and the memories of its expression."""
+        """Reset the rule and the memories of its expression."""
         super().reset()
         self._expression = parse(self.parameters.when)
         unknown = [n for n in self._expression.names if n not in ("value", "step")]
@@ -142,7 +142,7 @@ class _OwnNumberRule(Rule):
         self._streak = Streak(self.parameters.patience)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Processes the next values."""
+        """Process the next values."""
         if numbers.name != self.parameters.kpi:
             return
         at = np.array([self._types.setdefault(numbers.type, len(self._types))])
@@ -158,7 +158,7 @@ class _OwnNumberRule(Rule):
         )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding if the expression was ever true."""
+        """Return one finding if the expression was ever true."""
         fired = self._streak.fired
         if not len(fired):
             return []
@@ -177,7 +177,7 @@ class _OwnNumberRule(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         kpi = self.parameters.kpi
         if self._types:
             return None
@@ -185,7 +185,7 @@ class _OwnNumberRule(Rule):
 
 
 def expression_rule(name: str, entry: Mapping[str, Any]) -> type[Rule]:
-    """Returns a rule class for the user's expression."""
+    """Return a rule class for the user's expression."""
     base: type[Rule] = _OwnRule if entry.get("kpi") is None else _OwnNumberRule
     return type("OwnRule", (base,), {"name": name, "__doc__": f"The rule {name} of the spec."})
 
@@ -197,11 +197,11 @@ class _UnimportedRule(Rule):
     path: ClassVar[str]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns no findings."""
+        """Return no findings."""
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns a message that explains how to run the class."""
+        """Return a message that explains how to run the class."""
         return (
             f"its class {self.path!r} was not imported; if you trust the run, use comgra-decl "
             "diagnose --trust, or diagnose(run, trust=True)"
@@ -209,12 +209,12 @@ class _UnimportedRule(Rule):
 
 
 def unimported_rule(name: str, path: str) -> type[Rule]:
-    """Returns a rule class that reports that the user's class was not imported."""
+    """Return a rule class that reports that the user's class was not imported."""
     return type("UnimportedRule", (_UnimportedRule,), {"name": name, "path": path})
 
 
 def imported_rule(name: str, path: str) -> type[Rule] | str:
-    """Returns the user's class, or an error message about its path."""
+    """Return the user's class, or an error message about its path."""
     module, _, attribute = path.rpartition(".")
     try:
         found = getattr(import_module(module), attribute)

@@ -50,7 +50,7 @@ class Phases:
         self._rates: float | None = None
 
     def look(self, window: Window) -> None:
-        """Processes the next training records."""
+        """Process the next training records."""
         if window.table is not self._table:
             self._table = window.table
             self._at = np.flatnonzero(
@@ -68,7 +68,7 @@ class Phases:
         self._step = int(window.steps[-1])
 
     def _changed(self, window: Window) -> NDArray[np.bool_]:
-        """Returns in which records a tensor differs from those in the five preceding records."""
+        """Return in which records a tensor differs from those in the five preceding records."""
         sizes = np.full((len(window), 3, len(self._at)), np.nan)
         sizes[:, 0] = window.elements(self._at)
         sizes[:, 0][~window.present[:, self._at]] = np.nan
@@ -94,18 +94,18 @@ class Phases:
         self._rates = rate
 
     def data_changed(self, first: int, last: int) -> bool:
-        """Returns whether the data changed after step `first` and no later than step `last`.
+        """Return whether the data changed after step `first` and no later than step `last`.
 
         Also True if the records bracket the change less tightly.
         """
         return _between(self._data, first, last)
 
     def rate_rose(self, first: int, last: int) -> bool:
-        """Returns whether the learning rate jumped in these steps."""
+        """Return whether the learning rate jumped in these steps."""
         return _between(self._rate, first, last)
 
 
 def _between(spans: Sequence[tuple[int, int]], first: int, last: int) -> bool:
-    """Returns whether a span (before, after] overlaps with (first, last]; spans are in order."""
+    """Return whether a span (before, after] overlaps with (first, last]; spans are in order."""
     at = bisect_left(spans, (last, 0))  # those that begin before `last`
     return at > 0 and spans[at - 1][1] > first

@@ -55,12 +55,12 @@ class Reading:
     deciding: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the reading as JSON-compatible data."""
+        """Return the reading as JSON-compatible data."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Reading:
-        """Restores a reading from the result of `to_json`, ignoring unknown keys."""
+        """Restore a reading from the result of `to_json`, ignoring unknown keys."""
         known = {name: content[name] for name in cls.__dataclass_fields__ if name in content}
         return cls(**{**known, "deciding": tuple(known.get("deciding", ()))})
 
@@ -73,7 +73,7 @@ class _Means:
         self._counts = np.zeros(0)
 
     def look(self, at: Slots, values: NDArray[Any]) -> None:
-        """Processes values [records, slots]; ignores non-finite ones."""
+        """Process values [records, slots]; ignores non-finite ones."""
         there = np.isfinite(values)
         size = int(at.max(initial=-1)) + 1
         self._sums, self._counts = (grown(x, size, 0.0) for x in (self._sums, self._counts))
@@ -87,7 +87,7 @@ class _Means:
         return float((self._sums[at] / self._counts[at]).max(initial=0.0))
 
     def range(self, table: SlotTable) -> str:
-        """Returns the smallest and largest means with their tensors; "" if there are none."""
+        """Return the smallest and largest means with their tensors; "" if there are none."""
         at = np.flatnonzero(self._counts)
         return between(table, at, self._sums[at] / self._counts[at])
 
@@ -111,7 +111,7 @@ class Readings:
         self._largest: dict[str, float] = {}
 
     def look(self, window: Window) -> None:
-        """Processes the next training records."""
+        """Process the next training records."""
         if not len(window):
             return
         with np.errstate(all="ignore"):
@@ -135,7 +135,7 @@ class Readings:
                     self._largest[name] = max(top, self._largest.get(name, 0.0))
 
     def _see_finite(self, window: Window) -> None:
-        """Counts tensors, and records with non-finite tensors; ignores masks."""
+        """Count tensors, and records with non-finite tensors; ignore masks."""
         at = np.flatnonzero(window.table.floating)
         self._seen = grown(self._seen, len(window.table), False)
         self._seen[at] |= window.present[:, at].any(axis=0)
@@ -153,11 +153,11 @@ class Readings:
                 self._wild[kind] = count + len(rows), first
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Processes the next values of one metric for one type of execution."""
+        """Process the next values of one metric for one type of execution."""
         self.losses.look(numbers)
 
     def readings(self, scene: Scene) -> dict[str, Reading]:
-        """Returns the readings so far, by the names used in the questions."""
+        """Return the readings so far, by the names used in the questions."""
         made: dict[str, Callable[[Scene], Reading | None]] = {
             "finite": self._finite,
             "shapes": _shapes,
@@ -286,7 +286,7 @@ class Readings:
         return self._unless_wild(f"mean magnitude {text}", "poor" if still else "fine")
 
     def _unless_wild(self, text: str, verdict: Verdict = "fine") -> Reading:
-        """Returns a reading about gradients or updates; poor if any are not finite."""
+        """Return a reading about gradients or updates; poor if any are not finite."""
         if "backward" not in self._wild:
             return Reading(text, verdict)
         return Reading(f"{text}; not finite from step {self._wild['backward'][1]} on", "poor")
@@ -331,7 +331,7 @@ class Readings:
     def _of(
         self, scene: Scene, statistic: str, record: NDArray[np.float32], at: Slots
     ) -> NDArray[np.float32] | None:
-        """Returns a statistic of the slots known to a record; None if it is not recorded."""
+        """Return a statistic of the slots known to a record; None if it is not recorded."""
         if statistic not in scene.statistics or not len(record):
             return None
         known = at[at < len(record)]
@@ -367,7 +367,7 @@ def _trained(scene: Scene) -> Reading | None:
 
 
 def _labels(scene: Scene) -> Reading | None:
-    """Returns a reading about the targets; a tick requires the counts of class targets."""
+    """Return a reading about the targets; a tick requires the counts of class targets."""
     if not scene.calls:
         return None
     call = _last(scene.calls)
@@ -379,7 +379,7 @@ def _labels(scene: Scene) -> Reading | None:
 
 
 def _last_layer(scene: Scene) -> Reading | None:
-    """Returns a reading about the inputs of the loss; a tick requires the rules for that loss."""
+    """Return a reading about the inputs of the loss; a tick requires the rules for that loss."""
     if not scene.calls:
         return None
     call = _last(scene.calls)
@@ -394,7 +394,7 @@ def _last_layer(scene: Scene) -> Reading | None:
 
 
 def _last(calls: Mapping[LossCall, Any]) -> LossCall:
-    """Returns the latest type of call, because auxiliary losses come first."""
+    """Return the latest type of call, because auxiliary losses come first."""
     return next(reversed(list(calls)))
 
 
@@ -403,7 +403,7 @@ def _inputs(table: SlotTable) -> Slots:
 
 
 def _trainable(scene: Scene) -> Slots:
-    """Returns the weights that are not known to be frozen."""
+    """Return the weights that are not known to be frozen."""
     facts = scene.parameters
     weights = np.flatnonzero(scene.table.weights)
     keys = [scene.table.infos[slot].key for slot in weights.tolist()]
@@ -419,12 +419,12 @@ _EXTREMES = {"inputs": _inputs, "half": _halves}
 
 
 def _batched(table: SlotTable, slots: Iterable[int]) -> Slots:
-    """Returns the slots that contain several samples."""
+    """Return the slots that contain several samples."""
     return np.array([i for i in sorted(slots) if samples_of(table.infos[i]) > 1], np.int64)
 
 
 def _unflattened(scene: Scene, slots: Iterable[int]) -> set[int]:
-    """Returns the tensors that are reshaped to predictions [batch * positions, ...]."""
+    """Return the tensors that are reshaped to predictions [batch * positions, ...]."""
     infos, sources = scene.table.infos, sources_of(scene)
     return {
         source
@@ -435,12 +435,12 @@ def _unflattened(scene: Scene, slots: Iterable[int]) -> set[int]:
 
 
 def _spreading(table: SlotTable) -> Slots:
-    """Returns the outputs with several values per sample, for which a spread is defined."""
+    """Return the outputs with several values per sample, for which a spread is defined."""
     return np.flatnonzero(table.outputs & table.where(lambda info: elements_of(info) > 1))
 
 
 def _updated(table: SlotTable) -> tuple[Slots, Slots]:
-    """Returns the slots of weights with recorded updates, and the slots of the updates."""
+    """Return the slots of weights with recorded updates, and the slots of the updates."""
     pairs = [
         (slot, table.by_key[key])
         for slot in np.flatnonzero(table.weights).tolist()
@@ -451,7 +451,7 @@ def _updated(table: SlotTable) -> tuple[Slots, Slots]:
 
 
 def _norm(scene: Scene, record: NDArray[np.float32]) -> float | None:
-    """Returns the l2 norm of all parameter gradients in a record."""
+    """Return the l2 norm of all parameter gradients in a record."""
     at = np.flatnonzero(scene.table.parameter_gradients)
     at = at[at < len(record)]
     if "l2" not in scene.statistics or not len(at):

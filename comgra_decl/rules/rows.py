@@ -24,13 +24,13 @@ MOST_COLUMNS = 1024
 
 
 def read_rows(window: Window) -> NDArray[np.int64]:
-    """Returns the records of a window whose values are read, for any division into windows."""
+    """Return the records of a window whose values are read, for any division into windows."""
     number = window.first + np.arange(len(window))
     return np.flatnonzero((number < FIRST) | (number % THEN == 0))
 
 
 def input_slots(table: SlotTable) -> Slots:
-    """Returns the inputs of models with a batch dimension, from the first call of a step."""
+    """Return the inputs of models with a batch dimension, from the first call of a step."""
     return table.remembered(input_slots, lambda table: np.flatnonzero(table.where(_is_input)))
 
 
@@ -40,7 +40,7 @@ def _is_input(info: SlotInfo) -> bool:
 
 
 def target_slots(table: SlotTable) -> Slots:
-    """Returns the targets, with or without a batch dimension."""
+    """Return the targets, with or without a batch dimension."""
     return table.remembered(target_slots, lambda table: np.flatnonzero(table.where(_is_target)))
 
 
@@ -62,7 +62,7 @@ class Rows:
     count: int = 0
 
     def add(self, step: int, values: NDArray[np.float64]) -> None:
-        """Adds the samples of a record, unless there are enough or their shape differs."""
+        """Add the samples of a record, unless there are enough or their shape differs."""
         rows = values.reshape(len(values), -1) if values.size else values.reshape(0, 0)
         known = self.parts[0].shape[1] if self.parts else rows.shape[1]
         if self.is_full or not 0 < rows.shape[1] <= MOST_COLUMNS:
@@ -84,7 +84,7 @@ class Rows:
 
 
 def values_of(window: Window, row: int, slot: int) -> NDArray[np.float64] | None:
-    """Returns the recorded samples of a tensor; None if they are not recorded.
+    """Return the recorded samples of a tensor; None if they are not recorded.
 
     A tensor without a batch dimension counts as a single sample, whose dimension is removed.
     """
@@ -111,7 +111,7 @@ class Tokens:
 def count_tokens(
     known: Tokens, x: NDArray[np.float64], y: NDArray[np.float64], *, whole: bool = True
 ) -> None:
-    """Compares the tokens, or values, of an input and a target, both [samples, positions, ...].
+    """Compare the tokens, or values, of an input and a target, both [samples, positions, ...].
 
     Args:
         known: the counts to which they are added.

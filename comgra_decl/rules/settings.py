@@ -41,7 +41,7 @@ class LearningRates:
         self._step: int | None = None
 
     def add(self, step: int, optimizers: Sequence[Mapping[str, Any]]) -> None:
-        """Processes the optimizers of the next record."""
+        """Process the optimizers of the next record."""
         rates = [rate for rate, _, _ in parameter_groups(optimizers)]
         if not rates:
             return
@@ -86,7 +86,7 @@ class Clipping:
         self._shares = np.zeros(0)
 
     def look(self, steps: NDArray[np.int64], sizes: NDArray[Any]) -> None:
-        """Processes the l2 norms [records, n] of all parameter gradients in the next records."""
+        """Process the l2 norms [records, n] of all parameter gradients in the next records."""
         # infinities stay, because the squares of the largest floats would overflow
         sizes = np.nan_to_num(sizes.astype(np.float64), posinf=np.inf)
         totals = np.sqrt((sizes**2).sum(1))
@@ -114,7 +114,7 @@ class Clipping:
 
 
 def raise_rate(scene: Scene, otherwise: str) -> str:
-    """Returns advice about updates that are too small."""
+    """Return advice about updates that are too small."""
     rates = scene.rates
     if rates.now is None:
         return otherwise
@@ -138,7 +138,7 @@ def raise_rate(scene: Scene, otherwise: str) -> str:
 
 
 def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
-    """Returns advice about steps that are too large, leaving out what the program already does.
+    """Return advice about steps that are too large, leaving out what the program already does.
 
     Args:
         scene: facts about the run.
@@ -157,7 +157,7 @@ def lower_rate(scene: Scene, otherwise: str, *, further: str = "") -> str:
 
 
 def lower_decay(scene: Scene, otherwise: str) -> str:
-    """Returns advice about weights that shrink towards zero."""
+    """Return advice about weights that shrink towards zero."""
     known = [*parameter_groups(scene.optimizers)]
     if not known:
         return otherwise
@@ -178,17 +178,17 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
 
 
 def decays(scene: Scene) -> bool:
-    """Returns whether any optimizer uses weight decay."""
+    """Return whether any optimizer uses weight decay."""
     return any(decay for _, decay, _ in parameter_groups(scene.optimizers))
 
 
 def normalises(scene: Scene) -> bool:
-    """Returns whether the model has a normalization layer."""
+    """Return whether the model has a normalization layer."""
     return any("Norm" in info.module_class for info in scene.table.infos)
 
 
 def keeps_statistics(module: Mapping[str, Any]) -> bool:
-    """Returns whether a module is of a kind that may keep running statistics."""
+    """Return whether a module is of a kind that may keep running statistics."""
     return any(name in str(module.get("class")) for name in ("BatchNorm", "InstanceNorm"))
 
 
@@ -199,7 +199,7 @@ _last_groups: tuple[object, Sequence[Group]] = (None, ())
 
 
 def parameter_groups(optimizers: Sequence[Mapping[str, Any]]) -> Sequence[Group]:
-    """Returns the parameter groups of a record's optimizers that have a learning rate.
+    """Return the parameter groups of a record's optimizers that have a learning rate.
 
     Several rules ask for those of each record, and records share the facts that do not change, so
     the answer to the last question is kept.

@@ -28,7 +28,7 @@ class SlotTable:
         self._remembered: dict[object, Any] = {}
 
     def remembered(self, key: object, make: Callable[[SlotTable], T]) -> T:
-        """Returns `make(self)`, computed only once per key."""
+        """Return `make(self)`, computed only once per key."""
         if key not in self._remembered:
             self._remembered[key] = make(self)
         found: T = self._remembered[key]
@@ -38,7 +38,7 @@ class SlotTable:
         return len(self.infos)
 
     def extended(self, new: Iterable[SlotInfo]) -> SlotTable:
-        """Returns a table with additional slots, whose numbers must follow the existing ones."""
+        """Return a table with additional slots, whose numbers must follow the existing ones."""
         infos = list(self.infos)
         for info in new:
             if info.id == len(infos):
@@ -46,11 +46,11 @@ class SlotTable:
         return SlotTable(infos)
 
     def where(self, wanted: Callable[[SlotInfo], bool]) -> Mask:
-        """Returns a bool mask [n] of the slots that satisfy a predicate."""
+        """Return a bool mask [n] of the slots that satisfy a predicate."""
         return np.fromiter((wanted(info) for info in self.infos), np.bool_, len(self))
 
     def place(self, slot: int) -> Place:
-        """Returns the place of a slot in the form used by findings."""
+        """Return the place of a slot in the form used by findings."""
         key = self.infos[slot].key
         return Place(key.node, key.role, key.iteration, key.pass_)
 
@@ -161,7 +161,7 @@ class SlotTable:
 
 
 def weights_beside(table: SlotTable) -> dict[str, list[int]]:
-    """Returns the gradients of each module's weights, by node, as used by the optimizer.
+    """Return the gradients of each module's weights, by node, as used by the optimizer.
 
     A weight may be computed from a parameter of a submodule (`torch.nn.utils.parametrizations`) or
     from several parameters (`torch.nn.utils.weight_norm`).
@@ -174,7 +174,7 @@ def weights_beside(table: SlotTable) -> dict[str, list[int]]:
 
 
 def is_gradient(pass_: str) -> bool:
-    """Returns whether a pass is a gradient."""
+    """Return whether a pass is a gradient."""
     return pass_ == "grad" or pass_.startswith("grad:")
 
 
@@ -183,12 +183,12 @@ def _is_input(role: str) -> bool:
 
 
 def elements_of(info: SlotInfo) -> int:
-    """Returns the number of elements per sample of a slot, at least 1."""
+    """Return the number of elements per sample of a slot, at least 1."""
     return max(1, prod(n for at, n in enumerate(info.shape) if at != info.batch_dim))
 
 
 def usual_norm(info: SlotInfo) -> float:
-    """Returns the l2 norm of a weight of this shape after PyTorch's default initialization.
+    """Return the l2 norm of a weight of this shape after PyTorch's default initialization.
 
     Embeddings have a standard deviation of 1. Other weights are distributed uniformly between
     -1 / sqrt(fan-in) and 1 / sqrt(fan-in), so their root mean square is 1 / sqrt(3 * fan-in)
@@ -200,6 +200,6 @@ def usual_norm(info: SlotInfo) -> float:
 
 
 def samples_of(info: SlotInfo) -> int:
-    """Returns the number of samples in the batch of a slot; 1 without a batch dimension."""
+    """Return the number of samples in the batch of a slot; 1 without a batch dimension."""
     dim = info.batch_dim
     return 1 if dim is None or dim >= len(info.shape) else info.shape[dim]

@@ -27,13 +27,13 @@ class Details(Protocol):
     """Parts of records that few rules need, for few slots; read on demand."""
 
     def histograms(self, slot: int) -> tuple[NDArray[Any], NDArray[Any]] | None:
-        """Returns counts [records, bins] and ranges [records, 2] of a slot, if recorded."""
+        """Return counts [records, bins] and ranges [records, 2] of a slot, if recorded."""
 
     def samples(self, slot: int) -> NDArray[Any] | None:
-        """Returns the statistics of the recorded samples [records, samples, statistics], if any."""
+        """Return the statistics of the recorded samples [records, samples, statistics], if any."""
 
     def values(self, row: int, slot: int) -> NDArray[Any] | None:
-        """Returns the values [samples, ...] of a slot in a record, if recorded."""
+        """Return the values [samples, ...] of a slot in a record, if recorded."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Window:
         return len(self.steps)
 
     def spans(self, fact: str) -> Iterator[tuple[Any, int, int]]:
-        """Yields each value of a fact with the records [first, stop) in which it is the same.
+        """Yield each value of a fact with the records [first, stop) in which it is the same.
 
         Most facts rarely change, so it suffices to look at each value once. Records without the
         fact are left out.
@@ -97,11 +97,11 @@ class Window:
             yield known, first, len(self.facts)
 
     def has(self, *statistics: str) -> bool:
-        """Returns whether all of these statistics are recorded."""
+        """Return whether all of these statistics are recorded."""
         return all(name in self.statistics for name in statistics)
 
     def read(self, statistic: str, at: NDArray[np.int64], over_batch: str = "mean") -> Floats:
-        """Returns a statistic of the slots `at`, of shape [k, len(at)]."""
+        """Return a statistic of the slots `at`, of shape [k, len(at)]."""
         plane = self._planes.get((statistic, over_batch))
         if plane is None:  # many rules read the same statistics, which are far apart in memory
             rank = AGGREGATES.index(over_batch)
@@ -112,7 +112,7 @@ class Window:
     def of_shape(
         self, measure: Callable[[SlotInfo], float], at: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Returns a quantity computed from the shapes of tensors, of shape [k, len(at)].
+        """Return a quantity computed from the shapes of tensors, of shape [k, len(at)].
 
         Args:
             measure: computes the quantity for a slot, given its shape in the record. Must be a
@@ -133,15 +133,15 @@ class Window:
         return found
 
     def elements(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the number of elements per sample (at least 1), of shape [k, len(at)]."""
+        """Return the number of elements per sample (at least 1), of shape [k, len(at)]."""
         return self.of_shape(elements_of, at)
 
     def samples(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the number of samples in the batch, [k, len(at)]; 1 without a batch dimension."""
+        """Return the number of samples in the batch, [k, len(at)]; 1 without a batch dimension."""
         return self.of_shape(samples_of, at)
 
     def variation(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the relative variation across the samples in a batch, of shape [k, len(at)].
+        """Return the relative variation across the samples in a batch, of shape [k, len(at)].
 
         This is the largest standard deviation over the batch of any statistic in `VARYING`,
         relative to the largest magnitude of that statistic. NaN where data are missing or all zero.
@@ -154,7 +154,7 @@ class Window:
         return most
 
     def deviation(self, at: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Returns the largest standard deviation over the batch of any statistic in `VARYING`.
+        """Return the largest standard deviation over the batch of any statistic in `VARYING`.
 
         Of shape [k, len(at)], in the units of the tensors; NaN where data are missing.
         """
@@ -164,7 +164,7 @@ class Window:
         return most
 
     def reshaped(self, row: int) -> dict[int, SlotInfo]:
-        """Returns the slots whose shape in a record differs from the slot table."""
+        """Return the slots whose shape in a record differs from the slot table."""
         if self.shape_codes is None:
             return {}
         infos, codes = self.table.infos, self.shape_codes[row]
@@ -172,7 +172,7 @@ class Window:
         return {slot: self._reshaped(infos[slot], float(codes[slot])) for slot in slots.tolist()}
 
     def shape(self, row: int, slot: int) -> tuple[int, ...]:
-        """Returns the full shape of a slot's tensor in a record."""
+        """Return the full shape of a slot's tensor in a record."""
         code = 0 if self.shape_codes is None else int(self.shape_codes[row, slot])
         return tuple(self.shapes[code - 1]) if code > 0 else self.table.infos[slot].shape
 
@@ -185,7 +185,7 @@ class Window:
         return ~np.isnan(self.aggregates[:, :, self.statistics.index("nonfinite"), 0])
 
     def every(self, interval: int) -> Window | None:
-        """Returns every n-th record of the run; None if the window contains none."""
+        """Return every n-th record of the run; None if the window contains none."""
         if interval not in self._parts:  # several rules share an interval
             number = self.first + np.arange(len(self))
             rows = np.flatnonzero(number % interval == 0)
@@ -193,7 +193,7 @@ class Window:
         return self._parts[interval]
 
     def only(self, rows: NDArray[np.int64], first: int) -> Window:
-        """Returns the given records; `first` is the index of the first one."""
+        """Return the given records; `first` is the index of the first one."""
         whole = np.array_equal(rows, np.arange(len(self)))
         if whole and first == self.first:
             return self
@@ -216,7 +216,7 @@ class Window:
         )
 
     def without_skipped(self) -> Window:
-        """Returns the window without the gradients and updates of skipped steps."""
+        """Return the window without the gradients and updates of skipped steps."""
         if self.skipped is None or not self.skipped.any():
             return self
         aggregates = self.aggregates.copy()

@@ -36,7 +36,7 @@ class AttentionView(Component):
     _stylesheets: ClassVar[list[str]] = [source("attention.css")]
 
     def check(self, message: Message) -> bool:
-        """Returns whether the message names a layer."""
+        """Return whether the message names a layer."""
         ((action, value),) = message.items()
         known = isinstance(value, int) and not isinstance(value, bool)
         return action == "layer" and known and 0 <= value < len(self.layers)

@@ -34,7 +34,7 @@ _LONGEST_SERIAL = 40
 
 
 def source(*names: str) -> str:
-    """Returns the joined source of files in this folder.
+    """Return the joined source of files in this folder.
 
     Panel receives text instead of paths, because it would fetch paths one by one, which fails in
     some templates and in notebooks.
@@ -62,7 +62,7 @@ class Component(MessagingComponent):
         super().__init__(**params)
 
     def on_message(self, callback: Callback) -> None:
-        """Calls `callback` with every message that passed the check, in order.
+        """Call `callback` with every message that passed the check, in order.
 
         When the callbacks run, the component's parameters (`selected`, `index`, `follow`, `query`)
         already match the message. The browser sends its next message after the callbacks have
@@ -71,21 +71,21 @@ class Component(MessagingComponent):
         self._callbacks.append(callback)
 
     def put(self, **changes: Any) -> None:
-        """Sets the component's parameters that have changed, without reading all of them."""
+        """Set the component's parameters that have changed, without reading all of them."""
         with pn.io.hold():
             for name, value in changes.items():
                 if getattr(self, name) != value:
                     setattr(self, name, value)
 
     def check(self, message: Message) -> bool:
-        """Returns whether a message is valid for the displayed content; see subclasses."""
+        """Return whether a message is valid for the displayed content; see subclasses."""
         raise NotImplementedError
 
     def accept(self, message: Message) -> None:
-        """Copies a checked message into the component's parameters before the callbacks run."""
+        """Copy a checked message into the component's parameters before the callbacks run."""
 
     def hand_over(self, name: str, content: bytes, *, kind: str) -> None:
-        """Sends a file to the user without storing it on the server or the page.
+        """Send a file to the user without storing it on the server or the page.
 
         Requires `handover.js` in the component's source.
 
@@ -98,7 +98,7 @@ class Component(MessagingComponent):
         self.send_to_browser({"name": name, "kind": kind, "content": encoded})
 
     def on_browser_message(self, data: Any) -> None:
-        """Checks a message, passes it to the callbacks, and acknowledges it.
+        """Check a message, pass it to the callbacks, and acknowledge it.
 
         A message whose serial has been handled is ignored.
         """

@@ -34,7 +34,7 @@ class Chooser(Component):
         return groups
 
     def check(self, message: Message) -> bool:
-        """Returns whether the value is an option of its field, or a number in its range."""
+        """Return whether the value is an option of its field, or a number in its range."""
         ((name, value),) = message.items()
         for group in self.groups:
             for field in group["fields"]:

@@ -63,7 +63,7 @@ class GraphView(Component):
     _stylesheets: ClassVar[list[str]] = [source("graph.css")]
 
     def check(self, message: Message) -> bool:
-        """Returns whether the message names a visible element, or is a short search text."""
+        """Return whether the message names a visible element, or is a short search text."""
         ((action, value),) = message.items()
         if action == "room":
             return isinstance(value, list) and len(value) == 2 and all(map(_is_length, value))
@@ -80,12 +80,12 @@ class GraphView(Component):
         return value in self._known(action)
 
     def accept(self, message: Message) -> None:
-        """Selects the box that the browser already highlights."""
+        """Select the box that the browser already highlights."""
         if "select" in message:
             self.selected = message["select"]
 
     def _known(self, action: str) -> set[str]:
-        """Returns the ids that are valid for an action."""
+        """Return the ids that are valid for an action."""
         boxes: list[dict[str, Any]] = self.scene["boxes"]
         if action in ("select", "look", "between"):
             return {box["id"] for box in boxes}
@@ -97,5 +97,5 @@ class GraphView(Component):
 
 
 def _is_length(value: object) -> bool:
-    """Returns whether a value is a number of pixels that a page may have."""
+    """Return whether a value is a number of pixels that a page may have."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LONGEST

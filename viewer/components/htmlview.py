@@ -30,5 +30,5 @@ class HtmlView(Component):
     _rename: ClassVar[dict[str, str | None]] = {"tokens": None}  # used in Python only
 
     def check(self, message: Message) -> bool:
-        """Returns whether the message is a token of the current HTML."""
+        """Return whether the message is a token of the current HTML."""
         return message.get("send") in self.tokens

@@ -42,7 +42,7 @@ class RunsTableView(Component):
         return [row["name"] for row in rows]
 
     def check(self, message: Message) -> bool:
-        """Returns whether the message names only runs in the table."""
+        """Return whether the message names only runs in the table."""
         ((action, value),) = message.items()
         known = set(self.names)
         if action == "ticked":
@@ -50,6 +50,6 @@ class RunsTableView(Component):
         return action == "open" and isinstance(value, str) and value in known
 
     def accept(self, message: Message) -> None:
-        """Copies the ticks that the browser already shows."""
+        """Copy the ticks that the browser already shows."""
         if "ticked" in message:
             self.ticked = message["ticked"]

@@ -43,7 +43,7 @@ class StepBar(Component):
         self.runs = arithmetic_runs(self.steps)
 
     def check(self, message: Message) -> bool:
-        """Returns whether the index is valid, or `follow` is a boolean."""
+        """Return whether the index is valid, or `follow` is a boolean."""
         ((action, value),) = message.items()
         if action == "follow":
             return isinstance(value, bool)
@@ -51,12 +51,12 @@ class StepBar(Component):
         return action == "index" and is_index and 0 <= value < len(self.steps)
 
     def accept(self, message: Message) -> None:
-        """Moves to the position that the browser already shows."""
+        """Move to the position that the browser already shows."""
         self.param.update(**message)
 
 
 def arithmetic_runs(steps: ArrayLike) -> list[int]:
-    """Returns ascending steps as `[start, stride, count, start, stride, count, ...]`.
+    """Return ascending steps as `[start, stride, count, start, stride, count, ...]`.
 
     Schedules record at regular intervals, so a list of 100,000 steps becomes a handful of numbers.
     A run of one step has stride 0.

@@ -21,5 +21,5 @@ class Takeaway(Component):
     _esm = source("shared.js", "handover.js", "save_menu.js", "takeaway.js")
 
     def check(self, message: Message) -> bool:
-        """Returns whether the message names a figure on the page."""
+        """Return whether the message names a figure on the page."""
         return any(figure["id"] == message.get("csv") for figure in self.figures)

@@ -27,10 +27,10 @@ class UrlSync(Component):
     _esm = source("shared.js", "urlsync.js")
 
     def check(self, message: Message) -> bool:
-        """Returns whether the message is a query of reasonable length."""
+        """Return whether the message is a query of reasonable length."""
         query = message.get("query")
         return isinstance(query, str) and len(query) <= _QUERY_LENGTH
 
     def accept(self, message: Message) -> None:
-        """Copies the query that the browser already shows."""
+        """Copy the query that the browser already shows."""
         self.query = message["query"]

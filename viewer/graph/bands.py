@@ -12,7 +12,7 @@ Span = tuple[float, float]
 
 
 def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
-    """Returns the brackets of each scope, one for each row of the drawing in which it has boxes."""
+    """Return the brackets of each scope, one for each row of the drawing in which it has boxes."""
     scopes = list(scopes)
     rows: dict[int, list[Box]] = {}
     for box in boxes:
@@ -21,7 +21,7 @@ def bands(scopes: Iterable[Opened], boxes: Sequence[Box]) -> tuple[Band, ...]:
 
 
 def _bands_of_row(scopes: Sequence[Opened], boxes: Sequence[Box], row: int) -> list[Band]:
-    """Returns the bracket of each scope, in the first free line below its parent's bracket.
+    """Return the bracket of each scope, in the first free line below its parent's bracket.
 
     A bracket spans the boxes that its scope computes. It also covers the scope's parameters, one
     column to the left of their consumer, unless that column belongs to a neighbour.
@@ -48,7 +48,7 @@ def _bands_of_row(scopes: Sequence[Opened], boxes: Sequence[Box], row: int) -> l
 
 
 def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:
-    """Returns the first row from `level` on without overlap; adds a row if necessary."""
+    """Return the first row from `level` on without overlap; adds a row if necessary."""
     while level < len(rows) and any(a < span[1] and span[0] < b for a, b in rows[level]):
         level += 1
     rows.extend([] for _ in range(level + 1 - len(rows)))
@@ -56,7 +56,7 @@ def _free_row(rows: list[list[Span]], span: Span, level: int) -> int:
 
 
 def _spans(scopes: AbstractSet[str], boxes: Iterable[Box]) -> dict[str, Span]:
-    """Returns the left and right ends of each scope's boxes."""
+    """Return the left and right ends of each scope's boxes."""
     spans: dict[str, Span] = {}
     for box in boxes if scopes else ():
         left, right = box.x, box.x + box.w
@@ -70,6 +70,6 @@ def _spans(scopes: AbstractSet[str], boxes: Iterable[Box]) -> dict[str, Span]:
 
 
 def _union(spans: Iterable[Span]) -> Span:
-    """Returns the smallest span that contains all spans."""
+    """Return the smallest span that contains all spans."""
     lefts, rights = zip(*spans, strict=True)
     return min(lefts), max(rights)

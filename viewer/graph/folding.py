@@ -45,7 +45,7 @@ class Scope:
         return self.own is not None and all(child.small for child in self.ranked)
 
     def nodes(self) -> Iterator[GraphNode]:
-        """Yields the scope's own node, then the nodes below it in execution order."""
+        """Yield the scope's own node, then the nodes below it in execution order."""
         if self.own is not None:
             yield self.own
         for child in self.ranked:
@@ -68,7 +68,7 @@ class Visible:
 
 
 def scope_tree(nodes: Sequence[GraphNode], edges: Edges = ()) -> Scope:
-    """Returns the root of the module tree; if names are equal, the first node is used."""
+    """Return the root of the module tree; if names are equal, the first node is used."""
     root = Scope("", "")
     found: dict[str, tuple[Scope, Scope]] = {}  # each scope and its parent
     for node in nodes:
@@ -92,7 +92,7 @@ def scope_tree(nodes: Sequence[GraphNode], edges: Edges = ()) -> Scope:
 
 
 def _measure(scope: Scope, shapes: dict[object, int]) -> None:
-    """Computes order, size and shape bottom-up."""
+    """Compute order, size and shape bottom-up."""
     for child in scope.children.values():
         _measure(child, shapes)
     scope.ranked = sorted(scope.children.values(), key=lambda child: (child.order, child.id))
@@ -109,7 +109,7 @@ def _measure(scope: Scope, shapes: dict[object, int]) -> None:
 
 
 def visible_boxes(root: Scope, expanded: frozenset[str], limit: int) -> list[Visible]:
-    """Returns the boxes to draw.
+    """Return the boxes to draw.
 
     If there are more than `limit` boxes, rows of identical blocks share one box. The longest rows
     are merged first.
@@ -137,7 +137,7 @@ class Opened:
 
 
 def opened_scopes(root: Scope, expanded: frozenset[str]) -> Iterator[Opened]:
-    """Yields the expanded visible scopes, outer ones first."""
+    """Yield the expanded visible scopes, outer ones first."""
     start = len(root.id) + 1 if root.id else 0
     for row in _rows(root, expanded):
         if len(row) >= SHORTEST_ROW and row_id(row) in expanded:
@@ -151,7 +151,7 @@ def opened_scopes(root: Scope, expanded: frozenset[str]) -> Iterator[Opened]:
 def _children(
     scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]
 ) -> Iterator[Visible]:
-    """Yields the boxes below an expanded scope; `merged` names rows that share one box."""
+    """Yield the boxes below an expanded scope; `merged` names rows that share one box."""
     for row in _rows(scope, expanded) if merged else ([child] for child in scope.ranked):
         if len(row) > 1 and row_id(row) in merged:
             nodes = tuple(node for member in row for node in member.nodes())
@@ -162,7 +162,7 @@ def _children(
 
 
 def _boxes(scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]) -> Iterator[Visible]:
-    """Yields a collapsed scope's box, or an expanded scope's own node and its children."""
+    """Yield a collapsed scope's box, or an expanded scope's own node and its children."""
     if not scope.children or scope.id not in expanded:
         yield Visible(scope.id, tuple(scope.nodes()), (scope,), folded=bool(scope.children))
         return
@@ -173,14 +173,14 @@ def _boxes(scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]) -> 
 
 
 def _innermost(scope: Scope) -> Scope:
-    """Returns the scope to draw, skipping scopes that only wrap a single other scope."""
+    """Return the scope to draw, skipping scopes that only wrap a single other scope."""
     while scope.own is None and len(scope.ranked) == 1:
         scope = scope.ranked[0]
     return scope
 
 
 def _closed_rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
-    """Yields the visible rows of identical collapsed scopes that are not expanded themselves."""
+    """Yield the visible rows of identical collapsed scopes that are not expanded themselves."""
     for row in _rows(scope, expanded):
         if len(row) >= SHORTEST_ROW and row_id(row) not in expanded:
             yield row
@@ -190,7 +190,7 @@ def _closed_rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]
 
 
 def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
-    """Yields a scope's children; identical collapsed neighbours are combined in one row."""
+    """Yield a scope's children; identical collapsed neighbours are combined in one row."""
     row: list[Scope] = []
     for child in scope.ranked:
         if row and _same(row[-1], child, expanded):
@@ -204,7 +204,7 @@ def _rows(scope: Scope, expanded: frozenset[str]) -> Iterator[list[Scope]]:
 
 
 def _same(one: Scope, other: Scope, expanded: frozenset[str]) -> bool:
-    """Returns whether two neighbours may share a box: numbered blocks with the same structure.
+    """Return whether two neighbours may share a box: numbered blocks with the same structure.
 
     Query and key projections also have the same structure, but they are not repeated blocks.
     """
@@ -216,7 +216,7 @@ def _same(one: Scope, other: Scope, expanded: frozenset[str]) -> bool:
 
 
 def row_id(row: Sequence[Scope]) -> str:
-    """Returns the id of a row of identical scopes, `first..last`."""
+    """Return the id of a row of identical scopes, `first..last`."""
     return f"{row[0].id}..{row[-1].name}"
 
 
@@ -229,7 +229,7 @@ class Folding:
 
 
 def first_folding(root: Scope, limit: int, fits: Callable[[Folding], bool]) -> Folding:
-    """Returns the folding of the first view, which expands whole levels while they are readable.
+    """Return the folding of the first view, which expands whole levels while they are readable.
 
     A level is expanded if the drawing shows little without it. Below that, only stacks of
     identical blocks are expanded, to show the blocks. If there are too many blocks, they share a
@@ -261,34 +261,34 @@ def first_folding(root: Scope, limit: int, fits: Callable[[Folding], bool]) -> F
 
 
 def _shared(boxes: Iterable[Visible]) -> set[str]:
-    """Returns the boxes shared by several blocks."""
+    """Return the boxes shared by several blocks."""
     return {box.id for box in boxes if len(box.scopes) > 1}
 
 
 def _is_stack(scope: Scope) -> bool:
-    """Returns whether a scope consists of blocks, of which many are identical."""
+    """Return whether a scope consists of blocks, of which many are identical."""
     return any(len(row) >= SHORTEST_ROW for row in _rows(scope, frozenset()))
 
 
 def _all_below(rows: Iterable[str], scopes: Sequence[Scope]) -> bool:
-    """Returns whether every row lies in one of the scopes, so that nothing else was merged."""
+    """Return whether every row lies in one of the scopes, so that nothing else was merged."""
     return all(any(row.startswith(f"{scope.id}.") for scope in scopes) for row in rows)
 
 
 def _closed_below(scopes: Iterable[Scope]) -> list[Scope]:
-    """Returns the scopes directly below `scopes` that hide more than parameters."""
+    """Return the scopes directly below `scopes` that hide more than parameters."""
     below = (_innermost(child) for scope in scopes for child in scope.ranked)
     return [child for child in below if child.children and not child.plain]
 
 
 def expansion_for(name: str, expanded: frozenset[str]) -> frozenset[str]:
-    """Returns `expanded` plus every scope that hides the node `name`."""
+    """Return `expanded` plus every scope that hides the node `name`."""
     parts = name.split(".")
     return expanded | {".".join(parts[:depth]) for depth in range(1, len(parts))}
 
 
 def closed(scope: str, expanded: frozenset[str]) -> frozenset[str]:
-    """Returns `expanded` without `scope` and everything below it."""
+    """Return `expanded` without `scope` and everything below it."""
     below, row = f"{scope}.", f"{scope}.."  # a row that starts at this scope is a sibling
     return frozenset(
         s for s in expanded if s != scope and (not s.startswith(below) or s.startswith(row))

@@ -33,7 +33,7 @@ class Digraph:
 
 
 def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
-    """Returns the graph without the edges that close a cycle against execution order.
+    """Return the graph without the edges that close a cycle against execution order.
 
     An edge is omitted only if it lies on a cycle and its sink first ran no later than its source.
     """
@@ -48,7 +48,7 @@ def acyclic(size: int, edges: Sequence[Edge]) -> Digraph:
 
 
 def columns(graph: Digraph, inputs: Sequence[bool], constants: Sequence[bool]) -> list[int]:
-    """Returns the column of each vertex: the length of the longest path to it from the left.
+    """Return the column of each vertex: the length of the longest path to it from the left.
 
     Inputs, constants, and vertices computed only from constants are placed immediately before their
     first consumer instead of far to the left.
@@ -72,7 +72,7 @@ def columns(graph: Digraph, inputs: Sequence[bool], constants: Sequence[bool]) -
 
 
 def sorted_columns(graph: Digraph, column: Sequence[int]) -> list[list[int]]:
-    """Returns the vertices of each column from top to bottom, with few crossings."""
+    """Return the vertices of each column from top to bottom, with few crossings."""
     grid: list[list[int]] = [[] for _ in range(max(column, default=-1) + 1)]
     for vertex, number in enumerate(column):
         grid[number].append(vertex)
@@ -89,7 +89,7 @@ def sorted_columns(graph: Digraph, column: Sequence[int]) -> list[list[int]]:
 
 
 def _sweep(grid: list[list[int]], near: list[list[int]], place: list[float]) -> None:
-    """Sorts each column by the mean position of the neighbours on one side."""
+    """Sort each column by the mean position of the neighbours on one side."""
     at = place.__getitem__
     for rows in grid:
         want = [
@@ -101,7 +101,7 @@ def _sweep(grid: list[list[int]], near: list[list[int]], place: list[float]) -> 
 
 
 def _settle(rows: list[int], place: list[float]) -> None:
-    """Stores the positions of a column's vertices, relative to its middle."""
+    """Store the positions of a column's vertices, relative to its middle."""
     at = (1 - len(rows)) / 2
     for vertex in rows:
         place[vertex] = at
@@ -109,7 +109,7 @@ def _settle(rows: list[int], place: list[float]) -> None:
 
 
 def _neighbours(size: int, edges: Sequence[Edge]) -> tuple[list[list[int]], list[list[int]]]:
-    """Returns the predecessors and the successors of each of `size` vertices."""
+    """Return the predecessors and the successors of each of `size` vertices."""
     before: list[list[int]] = [[] for _ in range(size)]
     after: list[list[int]] = [[] for _ in range(size)]
     for source, sink in edges:
@@ -119,7 +119,7 @@ def _neighbours(size: int, edges: Sequence[Edge]) -> tuple[list[list[int]], list
 
 
 def _topological(before: list[list[int]], after: list[list[int]]) -> list[int]:
-    """Returns the vertices with sources before sinks; vertices behind a cycle are missing."""
+    """Return the vertices with sources before sinks; vertices behind a cycle are missing."""
     waiting = list(map(len, before))
     ranked = [vertex for vertex, count in enumerate(waiting) if not count]
     for vertex in ranked:  # grows during iteration
@@ -131,7 +131,7 @@ def _topological(before: list[list[int]], after: list[list[int]]) -> list[int]:
 
 
 def _components(before: list[list[int]], after: list[list[int]]) -> list[int]:
-    """Returns the strongly connected component of each vertex (Kosaraju's two passes)."""
+    """Return the strongly connected component of each vertex (Kosaraju's two passes)."""
     component = [-1] * len(before)
     for root in reversed(_finish_order(after)):
         if component[root] < 0:
@@ -145,7 +145,7 @@ def _components(before: list[list[int]], after: list[list[int]]) -> list[int]:
 
 
 def _finish_order(after: list[list[int]]) -> list[int]:
-    """Returns the vertices in the order in which a depth-first search leaves them."""
+    """Return the vertices in the order in which a depth-first search leaves them."""
     seen, finished = [False] * len(after), list[int]()
     for root in range(len(after)):
         if seen[root]:

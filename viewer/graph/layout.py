@@ -83,7 +83,7 @@ class Outline:
         self._known: dict[Room, Folding] = {}
 
     def folding(self, room: Room) -> Folding:
-        """Returns the folding of the first view: as many scopes are expanded as can be read."""
+        """Return the folding of the first view: as many scopes are expanded as can be read."""
 
         def fits(folding: Folding) -> bool:
             scene = self.scene(folding.expanded, room=room, limit=folding.limit)
@@ -94,7 +94,7 @@ class Outline:
         return self._known[room]
 
     def needs_height(self, width: float) -> bool:
-        """Returns whether blocks share a box at the usual pane height, but not in a taller pane."""
+        """Return whether blocks share a box at the usual pane height, but not in a taller pane."""
         merged = [
             any(len(box.scopes) > 1 for box in visible_boxes(self._root, one.expanded, one.limit))
             for one in (self.folding(Room(width, high)) for high in (USUAL_HEIGHT, TALL_HEIGHT))
@@ -104,7 +104,7 @@ class Outline:
     def scene(
         self, expanded: frozenset[str], *, room: Room | None = None, limit: int = _MOST
     ) -> Scene:
-        """Returns the drawing with some scopes expanded.
+        """Return the drawing with some scopes expanded.
 
         Every node is in exactly one box. Edges inside a box are omitted. Parallel edges are merged
         into one edge, which carries a gradient if any of them does. Edges with unknown nodes are
@@ -136,12 +136,12 @@ def build_scene(
     limit: int = _MOST,
     room: Room | None = None,
 ) -> Scene:
-    """Returns the drawing of a graph with some of its module scopes expanded; see `Outline`."""
+    """Return the drawing of a graph with some of its module scopes expanded; see `Outline`."""
     return Outline(nodes, list(edges)).scene(expanded, limit=limit, room=room)
 
 
 def most_boxes(room: Room) -> int:
-    """Returns the number of boxes that can be read in a room."""
+    """Return the number of boxes that can be read in a room."""
     across, down = (
         int(size / READABLE // space)
         for size, space in zip((room.width, room.height), _SPACE, strict=True)
@@ -155,7 +155,7 @@ _Placed = tuple[tuple[Box, ...], tuple[Band, ...], tuple[tuple[float, float], ..
 def _placed(
     visible: Sequence[Visible], links: _Links, opened: Sequence[Opened], room: Room | None
 ) -> _Placed:
-    """Returns the boxes with their positions, the bands, and the edges of the rows."""
+    """Return the boxes with their positions, the bands, and the edges of the rows."""
     kinds, labels = [_kind(box) for box in visible], [_label(box) for box in visible]
     graph = acyclic(len(visible), list(links))
     inputs = [kind == "input" for kind in kinds]
@@ -206,17 +206,17 @@ def _placed(
 
 
 def box_of(scene: Scene, name: str) -> str | None:
-    """Returns the id of the box that contains the node `name`, or None."""
+    """Return the id of the box that contains the node `name`, or None."""
     return next((box.id for box in scene.boxes if name in box.members), None)
 
 
 def node_of(scene: Scene, box: str) -> str | None:
-    """Returns the node that represents a box (for a fold, the module itself), or None."""
+    """Return the node that represents a box (for a fold, the module itself), or None."""
     return next((b.members[0] for b in scene.boxes if b.id == box), None)
 
 
 def _links(visible: Sequence[Visible], edges: Iterable[tuple[str, str, bool]]) -> _Links:
-    """Returns the edges between boxes by number, and whether they carry gradient."""
+    """Return the edges between boxes by number, and whether they carry gradient."""
     holder = {node.name: i for i, box in enumerate(visible) for node in box.nodes}
     links: _Links = {}
     for source, sink, gradient in edges:
@@ -227,7 +227,7 @@ def _links(visible: Sequence[Visible], edges: Iterable[tuple[str, str, bool]]) -
 
 
 def _kind(box: Visible) -> str:
-    """Returns the kind that colours a box."""
+    """Return the kind that colours a box."""
     own = box.scopes[0].own
     if own is not None:
         return own.kind
@@ -236,7 +236,7 @@ def _kind(box: Visible) -> str:
 
 
 def _members(box: Visible) -> tuple[str, ...]:
-    """Returns the names in a box, starting with the module's own node or the last computed one."""
+    """Return the names in a box, starting with the module's own node or the last computed one."""
     names = [node.name for node in box.nodes]
     if box.scopes[0].own is None:
         first = box.scopes[0].nodes()
@@ -247,7 +247,7 @@ def _members(box: Visible) -> tuple[str, ...]:
 
 
 def _label(box: Visible) -> str:
-    """Returns a box's short label; the bands above show the rest of the name."""
+    """Return a box's short label; the bands above show the rest of the name."""
     first, last = box.scopes[0], box.scopes[-1]
     if len(box.scopes) > 1:
         return f"{_short(first)}\u2013{last.name}"
@@ -261,18 +261,18 @@ def _label(box: Visible) -> str:
 
 
 def _spoken(node: GraphNode) -> str:
-    """Returns the name of an activation, or its class if its name is only a number."""
+    """Return the name of an activation, or its class if its name is only a number."""
     name = node.name.rpartition(".")[2]
     return node.module if name.isdigit() else name
 
 
 def _is_plain(box: Visible) -> bool:
-    """Returns whether a box is a single module with its parameters and quiet neighbours."""
+    """Return whether a box is a single module with its parameters and quiet neighbours."""
     return box.folded and len(box.scopes) == 1 and box.scopes[0].plain
 
 
 def _marks(box: Visible) -> tuple[str, ...]:
-    """Returns the parameters and buffers that are drawn as marks of a box."""
+    """Return the parameters and buffers that are drawn as marks of a box."""
     if not _is_plain(box):
         return ()
     inside = (scope.own for scope in box.scopes[0].ranked if scope.own is not None)
@@ -280,7 +280,7 @@ def _marks(box: Visible) -> tuple[str, ...]:
 
 
 def _short(scope: Scope) -> str:
-    """Returns a name's last part, preceded by the part before it if the last is ambiguous."""
+    """Return a name's last part, preceded by the part before it if the last is ambiguous."""
     parts = scope.id.split(".")
     kind = scope.own.kind if scope.own else ""
     vague = scope.name.isdigit() or kind in ("parameter", "buffer")
@@ -288,13 +288,13 @@ def _short(scope: Scope) -> str:
 
 
 def _badge(box: Visible) -> str:
-    """Returns the number next to the label of a folded box."""
+    """Return the number next to the label of a folded box."""
     if len(box.scopes) > 1:
         return f"\u00d7{len(box.scopes)}"
     return str(len(box.nodes)) if box.folded and not _is_plain(box) else ""
 
 
 def _title(box: Visible) -> str:
-    """Returns the title of the box's own node."""
+    """Return the title of the box's own node."""
     own = box.scopes[0].own
     return own.title if own is not None else ""

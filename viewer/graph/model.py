@@ -119,7 +119,7 @@ class Room:
     height: float
 
     def zoom(self, width: float, height: float) -> float:
-        """Returns the largest zoom at which a drawing of this size fits, at most 1."""
+        """Return the largest zoom at which a drawing of this size fits, at most 1."""
         return min(1.0, self.width / max(width, 1.0), self.height / max(height, 1.0))
 
 
@@ -144,7 +144,7 @@ class Scene:
     rows: tuple[tuple[float, float], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the scene as plain lists and dicts for `GraphView.scene`."""
+        """Return the scene as plain lists and dicts for `GraphView.scene`."""
         return {
             "boxes": [_plain(box, _BOX_FIELDS) for box in self.boxes],
             "edges": [list(edge) for edge in self.edges],
@@ -160,7 +160,7 @@ _BAND_FIELDS = tuple(field.name for field in fields(Band))
 
 
 def _plain(item: object, names: tuple[str, ...]) -> dict[str, Any]:
-    """Returns the fields of a dataclass. `dataclasses.asdict` is slower, since it copies deeply."""
+    """Return the fields of a dataclass. `dataclasses.asdict` is slower, since it copies deeply."""
     plain = {name: getattr(item, name) for name in names}
     for name in ("members", "marks"):
         if name in plain:

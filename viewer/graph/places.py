@@ -42,14 +42,14 @@ Rect = tuple[float, float, float, float]
 
 
 def box_size(label: str, kind: str, badge: str) -> Size:
-    """Returns the width and height of a box with a label and an optional badge."""
+    """Return the width and height of a box with a label and an optional badge."""
     text = text_width(label) + (text_width(badge) + 8 if badge else 0)
     width = min(MAX_WIDTH, max(MIN_WIDTH, text + PADDING))
     return float(round(width)), SOURCE_HEIGHT if kind in SOURCE_KINDS else BOX_HEIGHT
 
 
 def text_width(text: str) -> float:
-    """Returns the width of a label in the widest common font."""
+    """Return the width of a label in the widest common font."""
     return sum(map(_glyph_width, text)) * FONT_SIZE / 100
 
 
@@ -75,11 +75,11 @@ class Lines:
     middle: Sequence[float]
 
     def width(self, column: int) -> float:
-        """Returns the width of a column."""
+        """Return the width of a column."""
         return max((self.sizes[i][0] for i in self.grid[column]), default=0.0)
 
     def reach(self, columns: Iterable[int]) -> tuple[float, float]:
-        """Returns how far the boxes of some columns reach above and below the centre line."""
+        """Return how far the boxes of some columns reach above and below the centre line."""
         boxes = [i for column in columns for i in self.grid[column]]
         above = max((self.sizes[i][1] / 2 - self.middle[i] for i in boxes), default=0.0)
         below = max((self.sizes[i][1] / 2 + self.middle[i] for i in boxes), default=0.0)
@@ -92,7 +92,7 @@ def lines(
     rank: Sequence[int],
     after: Sequence[Sequence[int]],
 ) -> Lines:
-    """Returns the columns with the height of each box.
+    """Return the columns with the height of each box.
 
     Computed boxes are centred on one line, so that a chain of layers is straight. Sources are
     placed above and below, on the side of their consumers.
@@ -113,7 +113,7 @@ def lines(
 def wrapped(
     drawn: Lines, links: Iterable[tuple[int, int]], room: Room | None, heads: int
 ) -> list[range]:
-    """Returns the columns of each row of the drawing: as many rows as make it largest.
+    """Return the columns of each row of the drawing: as many rows as make it largest.
 
     Rows end where few edges cross.
 
@@ -139,7 +139,7 @@ def wrapped(
 
 
 def _extent(drawn: Lines, rows: Sequence[range], heads: int) -> Size:
-    """Returns the width and height of a drawing in these rows."""
+    """Return the width and height of a drawing in these rows."""
     wide = [sum(drawn.width(column) + COLUMN_GAP for column in row) for row in rows]
     high = [sum(drawn.reach(row)) for row in rows]
     gaps = 0.0
@@ -149,7 +149,7 @@ def _extent(drawn: Lines, rows: Sequence[range], heads: int) -> Size:
 
 
 def _crossing(drawn: Lines, links: Iterable[tuple[int, int]]) -> list[int]:
-    """Returns the number of edges that cross the right side of each column."""
+    """Return the number of edges that cross the right side of each column."""
     column = {i: number for number, rows in enumerate(drawn.grid) for i in rows}
     change = [0] * (len(drawn.grid) + 1)
     for source, sink in links:
@@ -160,7 +160,7 @@ def _crossing(drawn: Lines, links: Iterable[tuple[int, int]]) -> list[int]:
 
 
 def _cut(ends: Sequence[float], crossing: Sequence[int], width: float) -> list[range]:
-    """Returns rows of about equal width; each ends at the best column of its last third."""
+    """Return rows of about equal width; each ends at the best column of its last third."""
     rows: list[range] = []
     first, start = 0, 0.0
     while first < len(ends):
@@ -177,7 +177,7 @@ def _cut(ends: Sequence[float], crossing: Sequence[int], width: float) -> list[r
 
 
 def spread(drawn: Lines, rows: Sequence[range]) -> list[Rect]:
-    """Returns `(x, y, width, height)` of each box, with y below the centre line of its row."""
+    """Return `(x, y, width, height)` of each box, with y below the centre line of its row."""
     rects = [(0.0, 0.0, 0.0, 0.0)] * len(drawn.sizes)
     for row in rows:
         x = MARGIN
@@ -191,7 +191,7 @@ def spread(drawn: Lines, rows: Sequence[range]) -> list[Rect]:
 
 
 def centres(drawn: Lines, rows: Sequence[range], heads: Callable[[int], int]) -> list[float]:
-    """Returns the centre line of each row, below its bands; `heads` counts a row's lines of bands.
+    """Return the centre line of each row, below its bands; `heads` counts a row's lines of bands.
 
     A drawing in a single row has its bands outside, at the upper edge of the drawing area.
     """
@@ -212,7 +212,7 @@ def _stack(
     after: Sequence[Sequence[int]],
     middle: list[float],
 ) -> None:
-    """Stores the vertical middles of one column."""
+    """Store the vertical middles of one column."""
     lowest = min(rank[i] for i in rows)
     spine = [i for i in rows if rank[i] == lowest]
     above: list[int] = []

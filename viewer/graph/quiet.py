@@ -24,17 +24,17 @@ Edges = Iterable[tuple[str, str, bool]]
 
 
 def is_quiet(module: str) -> bool:
-    """Returns whether a module of this class is drawn as part of its neighbour."""
+    """Return whether a module of this class is drawn as part of its neighbour."""
     return re.fullmatch(f"{_SILENT}|{_ACTIVATION}", module) is not None
 
 
 def is_activation(module: str) -> bool:
-    """Returns whether a module of this class applies a function to each value."""
+    """Return whether a module of this class applies a function to each value."""
     return re.fullmatch(_ACTIVATION, module) is not None
 
 
 def hosts(nodes: Sequence[GraphNode], edges: Edges) -> dict[str, str]:
-    """Returns the node that each quiet module joins.
+    """Return the node that each quiet module joins.
 
     This is the only node that it reads, if that is in the same scope, and otherwise its only
     reader. A module stays alone if it reads several nodes (a residual branch and its shortcut), has
@@ -60,7 +60,7 @@ def hosts(nodes: Sequence[GraphNode], edges: Edges) -> dict[str, str]:
 
 
 def owned(nodes: Sequence[GraphNode], edges: Edges) -> set[str]:
-    """Returns the parameters and buffers that only their own module reads."""
+    """Return the parameters and buffers that only their own module reads."""
     kinds = {node.name: node.kind for node in nodes}
     after: dict[str, set[str]] = {}
     for source, sink, _ in edges:
@@ -78,7 +78,7 @@ def owned(nodes: Sequence[GraphNode], edges: Edges) -> set[str]:
 def _neighbours(
     kinds: Mapping[str, str], edges: Edges
 ) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Returns what each node reads, apart from parameters, and which nodes read it."""
+    """Return what each node reads, apart from parameters, and which nodes read it."""
     before: dict[str, list[str]] = {}
     after: dict[str, list[str]] = {}
     for source, sink, _ in edges:
@@ -94,7 +94,7 @@ def _are_siblings(one: str, other: str) -> bool:
 
 
 def _resolved(found: dict[str, str]) -> dict[str, str]:
-    """Follows hosts that themselves joined another node; hosts that form a cycle stay apart."""
+    """Follow hosts that themselves joined another node; hosts that form a cycle stay apart."""
     ends: dict[str, str] = {}
     for name in found:
         seen, host = {name}, found[name]

@@ -40,7 +40,7 @@ class About:
 
 
 def about(view: RunView) -> About:
-    """Returns the run's facts as text, and its spec and config as YAML."""
+    """Return the run's facts as text, and its spec and config as YAML."""
     run = view.run
     report = run.report or {}
     return About(
@@ -54,7 +54,7 @@ def about(view: RunView) -> About:
 
 
 def schedule(view: RunView) -> str:
-    """Returns the spec's schedule, which selects the steps to record, as YAML."""
+    """Return the spec's schedule, which selects the steps to record, as YAML."""
     spec = _plain_spec(view.run.spec)
     asked = spec.get("schedule") if isinstance(spec, Mapping) else None
     given = {key: value for key, value in (asked or {}).items() if value not in (None, [], {})}

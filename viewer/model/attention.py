@@ -42,7 +42,7 @@ class Attention:
 
 
 def layers(view: RunView) -> list[Slot]:
-    """Returns the slots that contain attention weights, in execution order."""
+    """Return the slots that contain attention weights, in execution order."""
     return view.now("attention", lambda: [s for s in view.slots.values() if _is_attention(view, s)])
 
 
@@ -55,14 +55,14 @@ def _is_attention(view: RunView, slot: Slot) -> bool:
 
 
 def layer_at(view: RunView, at: Selection) -> Slot | None:
-    """Returns the selected attention tensor, or the first one; None if there is none."""
+    """Return the selected attention tensor, or the first one; None if there is none."""
     found = layers(view)
     same = (s for s in found if (s.node, s.role, s.iteration) == (at.node, at.role, at.iteration))
     return next(same, found[0] if found else None)
 
 
 def attention(view: RunView, slot: Slot, at: Selection) -> Attention | None:
-    """Returns the weights of the selected sample, or of the first; None if there are none."""
+    """Return the weights of the selected sample, or of the first; None if there are none."""
     if at.step is None:
         return None
     try:
@@ -93,7 +93,7 @@ def _of(preview: Preview, sample: int) -> str:
 
 
 def tokens(view: RunView, at: Selection, sample: int, length: int) -> tuple[str, ...]:
-    """Returns the tokens of a sample, from the integers in an input of this length; or ().
+    """Return the tokens of a sample, from the integers in an input of this length; or ().
 
     Inputs whose tokens are declared come first. Without a declaration, bytes are shown as letters,
     and other numbers unchanged.
@@ -114,7 +114,7 @@ def tokens(view: RunView, at: Selection, sample: int, length: int) -> tuple[str,
 
 
 def _ids(view: RunView, slot: Slot, at: Selection) -> NDArray[Any] | None:
-    """Returns the recorded integers [samples, positions]; of a preview, if that has them all."""
+    """Return the recorded integers [samples, positions]; of a preview, if that has them all."""
     assert at.step is not None
     try:
         return view.value(slot, at.step, at.type)
@@ -129,7 +129,7 @@ def _ids(view: RunView, slot: Slot, at: Selection) -> NDArray[Any] | None:
 
 
 def _labels(axis: Axis, count: int, words: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the label of each entry: its token, or the range of tokens for which it stands."""
+    """Return the label of each entry: its token, or the range of tokens for which it stands."""
     if axis.how != "mean":
         return words[:count] if len(words) >= count else tuple(map(str, range(count)))
     ends = [(i * axis.size // count, -(-(i + 1) * axis.size // count) - 1) for i in range(count)]
@@ -137,7 +137,7 @@ def _labels(axis: Axis, count: int, words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def thumbnails(found: Attention) -> Floats:
-    """Returns the largest weight of each block of cells, [heads, rows, columns], for small maps."""
+    """Return the largest weight of each block of cells, [heads, rows, columns], for small maps."""
     heads, rows, columns = found.weights.shape
     down, across = (-(-n // _SMALL) for n in (rows, columns))
     padded = np.full((heads, -(-rows // down) * down, -(-columns // across) * across), -np.inf)

@@ -11,7 +11,7 @@ from comgra_decl.viewer.model.selection import Selection
 
 
 def between_of(view: RunView, at: Selection, node: str) -> Between | None:
-    """Returns what happens between the selected tensor and a node, in execution order.
+    """Return what happens between the selected tensor and a node, in execution order.
 
     None if the node does not exist, nothing is selected, or both are the same.
     """
@@ -34,7 +34,7 @@ def between_of(view: RunView, at: Selection, node: str) -> Between | None:
 
 
 def boxes_of(scene: Scene, graph: Graph, slots: tuple[SlotKey, ...]) -> list[str]:
-    """Returns the boxes on a path, in order; consecutive tensors in one box count once."""
+    """Return the boxes on a path, in order; consecutive tensors in one box count once."""
     boxes: list[str] = []
     for key in slots:
         names = f"{key.node}.{key.role}", f"{key.node}{key.role.removeprefix('output')}"

@@ -24,7 +24,7 @@ class Brush:
     def of(
         cls, *, samples: Iterable[Any] = (), steps: Iterable[Any] = (), runs: Iterable[Any] = ()
     ) -> Brush:
-        """Returns a brush of these samples, steps and runs; leaves out invalid entries."""
+        """Return a brush of these samples, steps and runs; leave out invalid entries."""
         return cls(
             tuple(sorted({int(n) for n in samples if _whole(n)})),
             tuple(sorted({int(n) for n in steps if _whole(n)})),
@@ -37,7 +37,7 @@ NOTHING = Brush()
 
 
 def brushed_marks(view: RunView, type_: str, brush: Brush) -> list[Mark]:
-    """Returns a flag for each brushed step that was recorded; up to `MOST`, evenly spaced."""
+    """Return a flag for each brushed step that was recorded; up to `MOST`, evenly spaced."""
     steps = view.steps(type_)
     found = np.flatnonzero(np.isin(steps, brush.steps))
     if len(found) > MOST:

@@ -34,7 +34,7 @@ class Cache:
         self.size = 0
 
     def get(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns the result for a key, computing it if it is not cached."""
+        """Return the result for a key, computing it if it is not cached."""
         known = self._held.get(key)
         if known is not None:
             self._held.move_to_end(key)
@@ -45,7 +45,7 @@ class Cache:
         return value
 
     def clear(self) -> None:
-        """Removes all entries."""
+        """Remove all entries."""
         self._held.clear()
         self.size = 0
 
@@ -63,7 +63,7 @@ _SHARED = 1000
 
 
 def size_of(value: object) -> int:
-    """Returns the estimated size of a result in bytes; exact for arrays."""
+    """Return the estimated size of a result in bytes; exact for arrays."""
     if isinstance(value, pd.DataFrame):
         return 8 * int(value.size + sum(value.shape))  # `memory_usage` takes 1 ms
     nbytes = getattr(value, "nbytes", None)

@@ -73,7 +73,7 @@ class Catalogue:
         self.library = Library(self)
 
     def poll(self, *, wait: bool = False) -> None:
-        """Refreshes the list of runs if it is due. Runs in the background unless `wait` is set."""
+        """Refresh the list of runs if it is due. Runs in the background unless `wait` is set."""
         if self._due is None or (wait and time.monotonic() >= self._due):
             self.refresh()
         elif self._listing is not None:
@@ -83,19 +83,19 @@ class Catalogue:
             self._begin()
 
     def refresh(self) -> None:
-        """Refreshes the list of runs and waits for it."""
+        """Refresh the list of runs and wait for it."""
         self._take(self._begin())
 
     def entry(self, name: str) -> RunEntry | None:
-        """Returns the listed run with that name or with that rank, or None."""
+        """Return the listed run with that name or with that rank, or None."""
         return next((e for e in self.entries if e.name == without_rank(name)), None)
 
     def path(self, name: str) -> Location | None:
-        """Returns the location of a listed run, or None."""
+        """Return the location of a listed run, or None."""
         return self._paths.get(without_rank(name))
 
     def default(self) -> str:
-        """Returns the name of the newest readable run with records, or else the first run's name.
+        """Return the name of the newest readable run with records, or else the first run's name.
 
         Returns "" if there is no run.
         """
@@ -105,7 +105,7 @@ class Catalogue:
         return ranked[0].name if ranked else ""
 
     def open(self, name: str) -> RunView:
-        """Returns a listed run or one of its ranks.
+        """Return a listed run or one of its ranks.
 
         Raises:
             ComgraError: The run cannot be read.
@@ -125,14 +125,14 @@ class Catalogue:
         return self._views[name]
 
     def _let_go(self) -> None:
-        """Closes the least recently used runs until the limits are met; keeps the last one."""
+        """Close the least recently used runs until the limits are met; keeps the last one."""
         held = [view.held for view in self._views.values()]
         while len(held) > 1 and (len(held) > OPEN_RUNS or sum(held) > HELD):
             self._views.popitem(last=False)
             held.pop(0)
 
     def look(self, name: str) -> RunView:
-        """Returns the run with all new records on disk.
+        """Return the run with all new records on disk.
 
         Raises:
             RunNotFoundError: The run's folder no longer exists.
@@ -158,7 +158,7 @@ class Catalogue:
         return self._listing
 
     def _take(self, listing: Future[list[RunSummary]]) -> None:
-        """Stores a finished listing, newest run first."""
+        """Store a finished listing, newest run first."""
         try:
             found = listing.result()
             self.problem = ""

@@ -45,7 +45,7 @@ Groups = tuple[tuple[str, tuple[Field, ...]], ...]
 
 
 def run_choice(entries: tuple[RunEntry, ...], chosen: str) -> Field:
-    """Returns the run selector, newest runs first within their groups."""
+    """Return the run selector, newest runs first within their groups."""
     chosen = without_rank(chosen)
     options = [Option(entry.name, _run_label(entry), entry.group) for entry in entries]
     if all(option.value != chosen for option in options):
@@ -56,7 +56,7 @@ def run_choice(entries: tuple[RunEntry, ...], chosen: str) -> Field:
 def choices(
     view: RunView, at: Selection, colour: str, scale: str, runs: Field, *, measure: str = "raw"
 ) -> Groups:
-    """Returns all selectors for the current selection, in three groups."""
+    """Return all selectors for the current selection, in three groups."""
     shown = (
         _statistics(view, at), _batch(view, at), _scale(scale), _measure(measure),
         _colours(view, colour),
@@ -77,7 +77,7 @@ def _run_label(entry: RunEntry) -> str:
 
 
 def _ranks(view: RunView) -> tuple[Field, ...]:
-    """Returns the rank selector if there are several ranks."""
+    """Return the rank selector if there are several ranks."""
     if len(view.ranks) < 2:
         return ()
     options = [Option("", f"all {len(view.ranks)} combined")]

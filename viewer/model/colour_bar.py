@@ -16,7 +16,7 @@ _NICE = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 
 def bar_ticks(scale: Scale) -> dict[float, str]:
-    """Returns the labels of a colour bar by position on the scale, from 0 to 1."""
+    """Return the labels of a colour bar by position on the scale, from 0 to 1."""
     if scale.logarithmic:
         powers = log_ticks(math.log10(scale.low), math.log10(scale.high), _MOST)
         values = [10.0**power for power in powers]
@@ -27,7 +27,7 @@ def bar_ticks(scale: Scale) -> dict[float, str]:
 
 
 def tick_text(value: float) -> str:
-    """Returns a number formatted as on axes: like `number`, but without trailing zeros."""
+    """Return a number formatted as on axes: like `number`, but without trailing zeros."""
     mantissa, e, power = number(value).partition("e")
     if "." in mantissa:
         mantissa = mantissa.rstrip("0").rstrip(".")
@@ -35,7 +35,7 @@ def tick_text(value: float) -> str:
 
 
 def _round_values(low: float, high: float) -> list[float]:
-    """Returns evenly spaced round numbers from `low` to `high`, at most `_MOST`."""
+    """Return evenly spaced round numbers from `low` to `high`, at most `_MOST`."""
     span = high - low
     if not (math.isfinite(span) and span > 0):
         return [low] if math.isfinite(low) else []

@@ -14,7 +14,7 @@ COLUMNS = 360
 def columns(
     steps: Steps, within: Window | None = None, *, most: int = COLUMNS
 ) -> tuple[float, float, NDArray[np.int64]]:
-    """Returns the extent in steps, and the record index of each column.
+    """Return the extent in steps, and the record index of each column.
 
     The extent covers all records, or only a window if there are more than `most` records.
     """
@@ -30,7 +30,7 @@ def columns(
 
 
 def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> Floats:
-    """Returns the value of largest magnitude in each column, [lines, count].
+    """Return the value of largest magnitude in each column, [lines, count].
 
     As a result, a single outlier among many steps remains visible. A column with no record repeats
     the previous column.

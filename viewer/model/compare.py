@@ -92,7 +92,7 @@ class Overlay:
 
 
 def counterpart(there: RunView, slot: Slot | None) -> Slot | None:
-    """Returns the slot with the same name in another run."""
+    """Return the slot with the same name in another run."""
     if slot is None:
         return None
     return there.passes(slot.node, slot.role, slot.iteration).get(slot.pass_)
@@ -101,7 +101,7 @@ def counterpart(there: RunView, slot: Slot | None) -> Slot | None:
 def statistics_of(
     view: RunView, slot: Slot | None, other: Other, at: Selection
 ) -> list[tuple[str, Pair]]:
-    """Returns every statistic of a tensor for both sides, by name."""
+    """Return every statistic of a tensor for both sides, by name."""
     if other.view is None or slot is None:
         return []
     here = _numbers(view, slot, at.step, at)
@@ -119,7 +119,7 @@ def _pair(name: str, here: dict[str, float], there: dict[str, float]) -> Pair:
 def ranking_of(
     view: RunView, other: Other, at: Selection, pass_: str, *, most: int = _SHOWN
 ) -> Ranking:
-    """Returns up to `most` tensors of a pass that differ most in the selected statistic."""
+    """Return up to `most` tensors of a pass that differ most in the selected statistic."""
     if other.view is None:
         return Ranking()
     pairs = _pairs(view, other, at, pass_)
@@ -144,7 +144,7 @@ def overlay_of(
     relative: bool,
     within: Window | None = None,
 ) -> Overlay:
-    """Returns the selected statistic over steps, for both sides.
+    """Return the selected statistic over steps, for both sides.
 
     Args:
         view: Displayed run.
@@ -170,7 +170,7 @@ def overlay_of(
 
 
 def started(line: Curve) -> Curve:
-    """Returns a curve divided by its first finite, non-zero value."""
+    """Return a curve divided by its first finite, non-zero value."""
     known = line.values[np.isfinite(line.values) & (line.values != 0)]
     if not len(known):
         return replace(line, missing=line.missing or "All values are 0.")
@@ -178,7 +178,7 @@ def started(line: Curve) -> Curve:
 
 
 def settings_of(view: RunView, other: Other) -> list[tuple[str, str, str]]:
-    """Returns the spec and config settings that differ between the two runs."""
+    """Return the spec and config settings that differ between the two runs."""
     if other.view is None or other.view is view:
         return []
     table = differences([view.run, other.view.run])
@@ -191,7 +191,7 @@ def settings_of(view: RunView, other: Other) -> list[tuple[str, str, str]]:
 def shape_note(
     view: RunView, slot: Slot | None, match: Slot | None, *, other: RunView | None, at: Selection
 ) -> str:
-    """Returns a note if shapes or dtypes differ; "" otherwise."""
+    """Return a note if shapes or dtypes differ; "" otherwise."""
     if slot is None or match is None or other is None:
         return ""
     here, there = view.shape_if_recorded(slot, at), other.shape_if_recorded(match, at)
@@ -209,7 +209,7 @@ def paint_of(
     boxes: Iterable[tuple[str, tuple[str, ...]]],
     pass_: str,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any] | None]:
-    """Returns the paint of each box and the legend, for relative differences of the statistic.
+    """Return the paint of each box and the legend, for relative differences of the statistic.
 
     A box shows the difference of its own node or, if that is missing, the largest difference inside
     it.
@@ -226,7 +226,7 @@ def paint_of(
 
 
 def _pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[Ranked | None]:
-    """Returns each tensor of a pass that exists in both runs; None if it is missing at a step."""
+    """Return each tensor of a pass that exists in both runs; None if it is missing at a step."""
     assert other.view is not None
     if at.step is None or other.step is None:
         return []
@@ -263,7 +263,7 @@ def _find_pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[
 
 
 def _by_node(rows: list[Ranked | None], graph: Graph, at: Selection) -> dict[str, Ranked]:
-    """Returns the selected tensor of each drawn node, or else its first tensor."""
+    """Return the selected tensor of each drawn node, or else its first tensor."""
     owners = {(node, role): name for name, (node, role) in graph.parameters.items()}
     values: dict[str, Ranked] = {}
     for row in rows:
@@ -295,7 +295,7 @@ def _paint(
 
 
 def percent(relative: float) -> str:
-    """Returns a relative difference in percent with its sign."""
+    """Return a relative difference in percent with its sign."""
     text = f"{number(100 * relative, digits=3)}%"
     return f"+{text}" if relative > 0 else text
 
@@ -322,7 +322,7 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
 
 
 def there_of(view: RunView, at: Selection) -> Selection:
-    """Returns the selection adapted to the other run, which may lack the step type."""
+    """Return the selection adapted to the other run, which may lack the step type."""
     type_ = at.type if at.type in view.types() else ""
     sample = at.sample
     known = sample is None or sample < view.run.sample_count

@@ -28,7 +28,7 @@ class Other:
 def other_of(
     catalogue: Catalogue, view: RunView, at: Selection, *, run: str, step: int | None
 ) -> Other:
-    """Returns the other side for the current selection.
+    """Return the other side for the current selection.
 
     Args:
         catalogue: Available runs.

@@ -44,7 +44,7 @@ class Distribution:
 def distribution(
     view: RunView, slot: Slot | None, at: Selection, *, within: Window | None = None
 ) -> Distribution:
-    """Returns the histograms of `slot` over all recorded steps or a window."""
+    """Return the histograms of `slot` over all recorded steps or a window."""
     if slot is None:
         return Distribution(missing="Not recorded for this tensor.")
     key = ("distribution", slot.id, at.type, within)
@@ -63,7 +63,7 @@ def _distribution(view: RunView, slot: Slot, at: Selection, within: Window | Non
 def picture(
     steps: Steps, counts: NDArray[np.uint32], ranges: Floats, *, within: Window | None = None
 ) -> Distribution:
-    """Returns the image of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
+    """Return the image of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
     shares = cumulative(counts)
     y0, y1 = robust_range(shares, ranges)
     x0, x1, chosen = columns(steps, within, most=COLUMNS)
@@ -76,7 +76,7 @@ def picture(
 
 
 def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
-    """Returns a value range that contains nearly all values of nearly all records.
+    """Return a value range that contains nearly all values of nearly all records.
 
     `shares` [k, bins] are cumulative shares. Computes outer quantiles within each record, and then
     quantiles of these over all records. As a result, a single outlier or collapsed record does not
@@ -92,7 +92,7 @@ def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
 
 
 def cumulative(counts: NDArray[np.integer[Any]]) -> Floats:
-    """Returns the share of values up to the end of each bin, [k, bins]; NaN without values."""
+    """Return the share of values up to the end of each bin, [k, bins]; NaN without values."""
     sums = np.cumsum(counts, axis=1, dtype=float)
     total = sums[:, -1:]
     shares: Floats = np.divide(sums, total, out=np.full_like(sums, np.nan), where=total > 0)
@@ -100,7 +100,7 @@ def cumulative(counts: NDArray[np.integer[Any]]) -> Floats:
 
 
 def quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
-    """Returns each record's `q` quantile, [k], interpolated linearly within a bin."""
+    """Return each record's `q` quantile, [k], interpolated linearly within a bin."""
     at = np.pad(shares, ((0, 0), (1, 0)))
     bin_ = np.minimum((at <= q).sum(axis=1), shares.shape[1]) - 1
     below, above = (np.take_along_axis(at, (bin_ + i)[:, None], axis=1)[:, 0] for i in (0, 1))
@@ -111,7 +111,7 @@ def quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
 
 
 def _densities(edges: Floats, shares: Floats, spans: Floats) -> Floats:
-    """Returns the square root of each record's share between consecutive `edges`, [k, rows].
+    """Return the square root of each record's share between consecutive `edges`, [k, rows].
 
     Each record is scaled to a maximum of 1. All records are computed together, because a loop over
     records took up most of the time needed to show another node.

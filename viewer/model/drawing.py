@@ -92,7 +92,7 @@ class _Part:
 
 
 def draw(preview: Preview, *, sample: int | None = None, picture: bool = False) -> Drawing:
-    """Returns the drawing that fits the axes of a preview.
+    """Return the drawing that fits the axes of a preview.
 
     Args:
         preview: values with the meaning of their axes.
@@ -120,7 +120,7 @@ def draw(preview: Preview, *, sample: int | None = None, picture: bool = False) 
 def draw_tokens(
     preview: Preview, spell: Callable[[NDArray[Any]], NDArray[np.object_]], sample: int | None
 ) -> Drawing | None:
-    """Returns a map of tokens, one row per sample; None if the values are not lists of ids.
+    """Return a map of tokens, one row per sample; None if the values are not lists of ids.
 
     Args:
         preview: ids [samples, positions], [samples] or [positions].
@@ -147,12 +147,12 @@ def draw_tokens(
 
 
 def numbers(values: NDArray[Any]) -> Floats:
-    """Returns values as float64; complex ones as magnitudes."""
+    """Return values as float64; complex ones as magnitudes."""
     return np.abs(values) if np.iscomplexobj(values) else values.astype(np.float64)
 
 
 def limit_of(values: Floats) -> float:
-    """Returns the magnitude that only half a percent of the values exceed."""
+    """Return the magnitude that only half a percent of the values exceed."""
     finite = np.abs(values[np.isfinite(values)])
     if not len(finite):
         return 1.0
@@ -161,7 +161,7 @@ def limit_of(values: Floats) -> float:
 
 
 def _part(preview: Preview, sample: int | None, picture: bool) -> _Part:
-    """Selects the samples, drops axes of length 1, and moves the channels to the front."""
+    """Select the samples, drop axes of length 1, and move the channels to the front."""
     values, axes = numbers(preview.values), preview.meanings
     samples: Axis | None = None
     notes: tuple[str, ...] = ()
@@ -183,7 +183,7 @@ def _part(preview: Preview, sample: int | None, picture: bool) -> _Part:
 
 
 def _one(part: _Part, zero: NDArray[np.bool_] | None = None) -> Drawing:
-    """Draws a tensor without samples."""
+    """Draw a tensor without samples."""
     values, axes = part.values, part.axes
     if values.ndim < 2:
         form = "line" if values.size > 1 else "bars"
@@ -224,7 +224,7 @@ def _tiles(
     across: int | None = None,
     zero: NDArray[np.bool_] | None = None,
 ) -> Drawing:
-    """Draws maps [n, h, w] side by side, see `boxes_of`."""
+    """Draw maps [n, h, w] side by side, see `boxes_of`."""
     kept = len(maps)
     fits = max(1, PIXELS // maps[0].size)
     maps = maps[:fits]
@@ -253,7 +253,7 @@ def _tiles(
 
 
 def boxes_of(maps: tuple[int, ...], across: int | None = None) -> list[Tile]:
-    """Returns the places of maps [n, h, w] in reading order, with a cell between them.
+    """Return the places of maps [n, h, w] in reading order, with a cell between them.
 
     Together, the maps are nearly square; `across` maps stay side by side.
     """
@@ -265,7 +265,7 @@ def boxes_of(maps: tuple[int, ...], across: int | None = None) -> list[Tile]:
 
 
 def _sheet(boxes: Sequence[Tile]) -> tuple[NDArray[np.bool_], list[tuple[slice, slice]]]:
-    """Returns the gaps [rows, columns] between boxes, and the cells of each box."""
+    """Return the gaps [rows, columns] between boxes, and the cells of each box."""
     windows = [np.s_[b.top : b.top + b.height, b.left : b.left + b.width] for b in boxes]
     size = max(down.stop for down, _ in windows), max(across.stop for _, across in windows)
     gaps = np.ones(size, bool)
@@ -275,7 +275,7 @@ def _sheet(boxes: Sequence[Tile]) -> tuple[NDArray[np.bool_], list[tuple[slice, 
 
 
 def place_of(drawing: Drawing) -> dict[str, object]:
-    """Returns what a tooltip needs to name a cell: the axes, and the size and columns of tiles."""
+    """Return what a tooltip needs to name a cell: the axes, and the size and columns of tiles."""
     first = drawing.tiles[0] if drawing.tiles else None
     return {
         "names": [drawing.down, drawing.across],
@@ -291,7 +291,7 @@ def place_of(drawing: Drawing) -> dict[str, object]:
 
 
 def fitted(columns: int, rows: int, width: int, height: int) -> tuple[float, float]:
-    """Returns how many square cells fit across and down a frame of this size in pixels.
+    """Return how many square cells fit across and down a frame of this size in pixels.
 
     A frame whose size is not known yet shows exactly the existing cells.
     """
@@ -302,12 +302,12 @@ def fitted(columns: int, rows: int, width: int, height: int) -> tuple[float, flo
 
 
 def labels_of(drawing: Drawing) -> tuple[Tile, ...]:
-    """Returns the tiles to number; none if there are too many, or only one."""
+    """Return the tiles to number; none if there are too many, or only one."""
     return drawing.tiles if 1 < len(drawing.tiles) <= _LABELLED else ()
 
 
 def _colours(images: Floats, part: _Part) -> Drawing:
-    """Draws images [n, 3, h, w] in colour, scaled from 0 to 1, 0 to 255, or lowest to highest."""
+    """Draw images [n, 3, h, w] in colour, scaled from 0 to 1, 0 to 255, or lowest to highest."""
     finite = images[np.isfinite(images)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if low >= 0 and high <= 255:

@@ -42,7 +42,7 @@ class EffectTable:
 
 
 def effect_tables(view: RunView, probe: str, step: int) -> tuple[EffectTable, ...]:
-    """Returns a table for each intervention on a probe, at its record nearest to a step."""
+    """Return a table for each intervention on a probe, at its record nearest to a step."""
     declared = view.run.spec.interventions
     found = []
     for name in view.run.interventions:
@@ -85,7 +85,7 @@ def _table(view: RunView, name: str, step: int) -> EffectTable:
 
 
 def _grid(here: pd.Series[float], axes: list[str]) -> pd.DataFrame:
-    """Returns the last axis as columns and all others as rows, in their order."""
+    """Return the last axis as columns and all others as rows, in their order."""
     if len(axes) < 2:
         return here.droplevel("step").to_frame() if axes else here.to_frame()
     series = here.droplevel("step")

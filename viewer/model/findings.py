@@ -41,18 +41,18 @@ class FindingMark:
 
 
 def findings_of(view: RunView) -> tuple[Finding, ...]:
-    """Returns the known findings, most important first."""
+    """Return the known findings, most important first."""
     diagnosis: Diagnosis | None = found(view).diagnosis
     return () if diagnosis is None else tuple(diagnosis.findings)
 
 
 def rules_of(view: RunView) -> tuple[str, ...]:
-    """Returns the rules with findings about a tensor, worst first."""
+    """Return the rules with findings about a tensor, worst first."""
     return tuple(dict.fromkeys(f.rule for f in findings_of(view) if f.place is not None))
 
 
 def painted_rule(view: RunView, colour: str) -> str | None:
-    """Returns the rule that colours the graph; "" for all rules, None for none.
+    """Return the rule that colours the graph; "" for all rules, None for none.
 
     Returns None for a rule without findings.
     """
@@ -66,7 +66,7 @@ def painted_rule(view: RunView, colour: str) -> str | None:
 
 
 def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
-    """Returns a flag for each step at which findings begin. The title lists them, worst first."""
+    """Return a flag for each step at which findings begin. The title lists them, worst first."""
     steps = view.steps(type_)
     marks: dict[int, FindingMark] = {}
     for finding in findings_of(view):
@@ -85,7 +85,7 @@ def finding_marks(view: RunView, type_: str) -> tuple[FindingMark, ...]:
 
 
 def placed(view: RunView, pass_: str) -> Iterator[tuple[Place, int, Finding]]:
-    """Yields place, first step and finding for each finding about a tensor of a pass."""
+    """Yield place, first step and finding for each finding about a tensor of a pass."""
     for finding in findings_of(view):
         if finding.place is not None and finding.place.pass_ == pass_:
             yield finding.place, finding.first_step, finding
@@ -94,7 +94,7 @@ def placed(view: RunView, pass_: str) -> Iterator[tuple[Place, int, Finding]]:
 def severities(
     view: RunView, at: Selection, rule: str = ""
 ) -> dict[tuple[str, str], tuple[str, str]]:
-    """Returns the worst (severity, rule) at the selected step, by (node, role).
+    """Return the worst (severity, rule) at the selected step, by (node, role).
 
     Considers only one rule if it is given.
     """
@@ -116,7 +116,7 @@ def paint_of(
     view: RunView, at: Selection, graph: Graph, *,
     boxes: Iterator[tuple[str, tuple[str, ...]]], rule: str = "",
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:  # fmt: skip
-    """Returns the colour of every box (id, names of its nodes), and the legend.
+    """Return the colour of every box (id, names of its nodes), and the legend.
 
     Combines all rules, or uses the given one.
     """
@@ -138,7 +138,7 @@ def paint_of(
 
 
 def rule_label(rule: str) -> str:
-    """Returns a rule's name for display."""
+    """Return a rule's name for display."""
     return rule.replace("_", " ")
 
 
@@ -150,7 +150,7 @@ def _paint(inside: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def opening(view: RunView, *, step: int | None = None) -> dict[str, Any]:
-    """Returns the initial selection of a page whose URL has none, by parameter of `ViewState`.
+    """Return the initial selection of a page whose URL has none, by parameter of `ViewState`.
 
     This is the tensor and first step of the most important finding about a tensor. In a run without
     such findings, the page shows the loss at the last step; without a loss, the result is empty.
@@ -175,13 +175,13 @@ def link(
     place: Place | None, step: int, *, sample: int | None = None, statistic: str = "",
     section: str = "",
 ) -> str:  # fmt: skip
-    """Returns the message that selects a tensor and step; see `jump`."""
+    """Return the message that selects a tensor and step; see `jump`."""
     where = None if place is None else [place.node, place.role, place.iteration, place.pass_]
     return "go:" + json.dumps([where, step, sample, statistic, section], separators=(",", ":"))
 
 
 def jump(view: RunView, at: Selection, message: str) -> dict[str, Any]:
-    """Returns the state changes that a `link` message requests."""
+    """Return the state changes that a `link` message requests."""
     where, step, sample, statistic, section = json.loads(message.removeprefix("go:"))
     wanted: dict[str, Any] = {"follow": False}
     type_ = at.type if step in view.steps(at.type) else ""

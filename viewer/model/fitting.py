@@ -31,7 +31,7 @@ _MANY = Fitting(*GENERAL, "each sample has several values")
 
 
 def fitting(view: RunView, slot: Slot | None) -> Fitting:
-    """Returns what to show for a tensor until the user makes a choice.
+    """Return what to show for a tensor until the user makes a choice.
 
     For a loss or any other single number, this is the mean. If each sample contains one value
     (shape [B] or [B, 1]), it is the spread over the batch, because the spread within a sample is

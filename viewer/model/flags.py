@@ -22,7 +22,7 @@ class Mark:
 
 
 def nonfinite_marks(view: RunView, type_: str) -> tuple[Mark, ...]:
-    """Returns the steps at which any recorded tensor contained NaN or infinity, with its name."""
+    """Return the steps at which any recorded tensor contained NaN or infinity, with its name."""
     return view.now(("marks", type_), lambda: _marks(view, type_))
 
 

@@ -40,7 +40,7 @@ class Graph:
     roles: dict[tuple[str, str], set[tuple[str, str]]]
 
     def name_of(self, at: Selection) -> str:
-        """Returns the drawn node that contains the selected tensor."""
+        """Return the drawn node that contains the selected tensor."""
         parameter = f"{at.node}.{at.role}"
         return parameter if parameter in self.parameters else at.node
 
@@ -58,7 +58,7 @@ class Scale:
     diverging: bool = False
 
     def colour(self, value: float) -> str:
-        """Returns the colour of a finite value; clamps values outside the range."""
+        """Return the colour of a finite value; clamps values outside the range."""
         if self.diverging:
             return signed_colour(value / self.high if self.high else 0.0)
         if self.logarithmic:
@@ -71,7 +71,7 @@ class Scale:
 
 
 def graph_of(view: RunView, at: Selection) -> Graph:
-    """Returns the graph valid at the selected step, with all nodes of the run."""
+    """Return the graph valid at the selected step, with all nodes of the run."""
     structure = None if at.step is None else view.structure(at.step, at.type)
     keys = [] if structure is None else structure.keys
     parameters = {
@@ -110,7 +110,7 @@ def graph_of(view: RunView, at: Selection) -> Graph:
 
 
 def _drawn_beside(key: SlotKey, kind: str) -> str:
-    """Returns the name of a node drawn apart from its module, or ""."""
+    """Return the name of a node drawn apart from its module, or ""."""
     if key.role.endswith(EARLIER_STEP):
         return f"{key.node}{key.role.removeprefix('output')}"
     return f"{key.node}.{key.role}" if kind == "buffer" else ""
@@ -135,7 +135,7 @@ def _node(view: RunView, name: str, order: int, at: Selection) -> GraphNode:
 
 
 def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
-    """Returns the boxes connected only to other roles of the selected node.
+    """Return the boxes connected only to other roles of the selected node.
 
     Returns `{"of": box id of the selected node, "boxes": box ids}` for the browser.
     """
@@ -155,7 +155,7 @@ def loose_of(at: Selection, graph: Graph, scene: Scene) -> dict[str, Any]:
 
 
 def info_of(view: RunView, at: Selection, graph: Graph) -> str:
-    """Returns one line of text about the selected tensor."""
+    """Return one line of text about the selected tensor."""
     if not at.node:
         return ""
     name = graph.name_of(at)
@@ -170,7 +170,7 @@ def info_of(view: RunView, at: Selection, graph: Graph) -> str:
 def heat_of(
     view: RunView, at: Selection, graph: Graph, *, scene: Scene, pass_: str
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Returns the paint of each box and the legend, for the selected statistic of one pass.
+    """Return the paint of each box and the legend, for the selected statistic of one pass.
 
     A folded group shows the value of its own module or, if that is missing, the largest magnitude
     inside the group. It is hatched if any value inside is NaN or infinite.
@@ -191,7 +191,7 @@ def _title(view: RunView, name: str, at: Selection) -> str:
 def node_values(
     view: RunView, at: Selection, graph: Graph, pass_: str
 ) -> dict[str, tuple[float, bool]]:
-    """Returns the value of each recorded node and whether it contains NaN or infinity."""
+    """Return the value of each recorded node and whether it contains NaN or infinity."""
     if at.step is None:
         return {}
     wide = at.wide
@@ -207,7 +207,7 @@ def node_values(
 
 
 def painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:
-    """Returns the slot that colours each node.
+    """Return the slot that colours each node.
 
     The result is cached because, except for the selected node, it depends only on the pass and the
     iteration. If the step or the statistic changes, the slot stays the same and only its value
@@ -233,7 +233,7 @@ def _slots_of_all(view: RunView, at: Selection, graph: Graph, pass_: str) -> dic
 def _painted_slot(
     view: RunView, at: Selection, graph: Graph, *, node: str, pass_: str
 ) -> int | None:
-    """Returns the slot that colours a node: the selected tensor, or else the node's first role."""
+    """Return the slot that colours a node: the selected tensor, or else the node's first role."""
     owner, role = graph.parameters.get(node, (node, ""))
     selected = [at.role] if node == graph.name_of(at) else view.roles(node)
     for candidate in [role] if role else selected:
@@ -265,7 +265,7 @@ def _magnitude(value: float) -> float:
 
 
 def scale(view: RunView, at: Selection, pass_: str) -> Scale:
-    """Returns the scale of the selected statistic of one pass, shared by all nodes and steps."""
+    """Return the scale of the selected statistic of one pass, shared by all nodes and steps."""
     at = at.wide
     key = ("scale", at.statistic, pass_, at.over, at.type)
     return view.now(key, lambda: scale_of(_known(view, at, pass_)))
@@ -278,7 +278,7 @@ def _known(view: RunView, at: Selection, pass_: str) -> NDArray[np.float64]:
 
 
 def scale_of(values: NDArray[np.float64]) -> Scale:
-    """Returns one scale for all values of a run, so that colours are comparable across steps.
+    """Return one scale for all values of a run, so that colours are comparable across steps.
 
     At each end of the scale, one percent of the values is clipped. Signed values get a diverging
     scale. Positive values that span more than two orders of magnitude get a logarithmic scale. If

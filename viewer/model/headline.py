@@ -43,7 +43,7 @@ class Headline:
 
 
 def headline(view: RunView) -> Headline:
-    """Returns the verdict on a run from its end, the latest findings and the checklist."""
+    """Return the verdict on a run from its end, the latest findings and the checklist."""
     said = headline_of(found(view), live=view.run.state == "live", last=_last(view))
     ending = ending_of(view)
     if ending is None:
@@ -55,13 +55,13 @@ def headline(view: RunView) -> Headline:
 
 
 def ending_of(view: RunView) -> Ending | None:
-    """Returns how the program ended, if it did not end normally."""
+    """Return how the program ended, if it did not end normally."""
     ending: Ending | None = view.now("ending", lambda: view.run.ending)
     return ending
 
 
 def headline_of(known: Found, *, live: bool, last: int) -> Headline:
-    """Returns the verdict on a run.
+    """Return the verdict on a run.
 
     Args:
         known: The rule results.
@@ -86,7 +86,7 @@ def headline_of(known: Found, *, live: bool, last: int) -> Headline:
 
 
 def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headline:
-    """Returns the verdict on a run without findings; "good" only if every check was completed."""
+    """Return the verdict on a run without findings; "good" only if every check was completed."""
     lead = "No findings so far" if live else "No findings"
     asked = [c for c in health(diagnosis) if c.colour != "absent"]
     checks = [c for c in asked if not c.question.experiment or c.colour != "unchecked"]
@@ -109,7 +109,7 @@ def _without_findings(diagnosis: Diagnosis, live: bool, numbers: str) -> Headlin
 
 
 def counted(findings: Iterable[Finding]) -> str:
-    """Returns the number of findings of each severity, worst first: "1 error, 2 warnings"."""
+    """Return the number of findings of each severity, worst first: "1 error, 2 warnings"."""
     counts = Counter(finding.severity for finding in findings)
     return ", ".join(
         f"{count(counts[severity])} {severity}{'s' * (counts[severity] > 1)}"
@@ -119,7 +119,7 @@ def counted(findings: Iterable[Finding]) -> str:
 
 
 def about(finding: Finding, last: int) -> str:
-    """Returns rule, tensor and steps of a finding.
+    """Return rule, tensor and steps of a finding.
 
     Args:
         finding: A finding.
@@ -135,7 +135,7 @@ def about(finding: Finding, last: int) -> str:
 
 
 def tab_counts(view: RunView) -> dict[str, tuple[str, str]]:
-    """Returns the count on each section's tab and the worst severity in it, by section.
+    """Return the count on each section's tab and the worst severity in it, by section.
 
     Sections with nothing to count are left out.
     """

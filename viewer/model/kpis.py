@@ -29,13 +29,13 @@ class Chart:
     bounds: tuple[float, float]
 
     def logarithmic(self) -> Chart:
-        """Returns the chart in powers of ten; non-positive values become gaps."""
+        """Return the chart in powers of ten; non-positive values become gaps."""
         lines = [replace(line, values=log10(line.values)) for line in self.lines]
         return _chart(self.title, lines)
 
 
 def charts(view: RunView, *, points: int = WIDE, within: Window | None = None) -> tuple[Chart, ...]:
-    """Returns one chart per loss and KPI, with one line per step type.
+    """Return one chart per loss and KPI, with one line per step type.
 
     Lines with more than `points` points are thinned; see `drawn`.
     """
@@ -56,7 +56,7 @@ def _thinned(line: Line, points: int, within: Window | None) -> Line:
 
 
 def _every_line(view: RunView) -> list[tuple[str, list[Line]]]:
-    """Returns all lines by chart title, losses first."""
+    """Return all lines by chart title, losses first."""
     losses: dict[str, list[Line]] = {}
     others: dict[str, list[Line]] = {}
     titles = {_title(slot) for slot in _losses(view)}
@@ -78,7 +78,7 @@ def _losses(view: RunView) -> list[Slot]:
 
 
 def _title(slot: Slot) -> str:
-    """Returns the title of a loss's chart, with a number if a step has several losses."""
+    """Return the title of a loss's chart, with a number if a step has several losses."""
     title = slot.node if slot.role == "output" else f"{slot.node} {slot.role}"
     return f"{title}[{slot.iteration}]" if slot.iteration else title
 

@@ -40,7 +40,7 @@ BATCH_LABELS = {"mean": "Mean", "std": "Std", "abs_max": "Abs-max"}
 
 
 def order_of_operations(statistic: str, batch: str) -> str:
-    """Returns how a value was computed: per sample, then over the batch."""
+    """Return how a value was computed: per sample, then over the batch."""
     first = STATISTIC_HELP.get(statistic, statistic)
     if batch.isdecimal():
         return f"{first} of sample {batch}"
@@ -48,12 +48,12 @@ def order_of_operations(statistic: str, batch: str) -> str:
 
 
 def named(at: Selection) -> str:
-    """Returns the selected tensor's name for tooltips: "out, iteration 4", "head weight"."""
+    """Return the selected tensor's name for tooltips: "out, iteration 4", "head weight"."""
     return str(Place(at.node, at.role, at.iteration))
 
 
 def pass_label(pass_: str) -> str:
-    """Returns a pass's display name: `forward`, `gradient`, `gradient 2`."""
+    """Return a pass's display name: `forward`, `gradient`, `gradient 2`."""
     if pass_ == "grad" or pass_.startswith("grad:"):
         return f"gradient {pass_[5:]}".strip()
     return pass_

@@ -80,7 +80,7 @@ class Recorded:
     left_out: bool = False
 
     def x(self, axis: XAxis) -> Floats:
-        """Returns the position of each value on an axis."""
+        """Return the position of each value on an axis."""
         return at_steps(self.clock, self.steps, axis)
 
 
@@ -117,7 +117,7 @@ class Library:
         self._worker: threading.Thread | None = None
 
     def refresh(self) -> None:
-        """Detects new and changed runs; returns immediately."""
+        """Detect new and changed runs; returns immediately."""
         summaries = self._catalogue.summaries
         with self._lock:
             self._due = [
@@ -132,23 +132,23 @@ class Library:
         self._work()
 
     def rows(self) -> dict[str, RunRow]:
-        """Returns the rows read so far by name of the run, newest run first."""
+        """Return the rows read so far by name of the run, newest run first."""
         known = dict(self._rows)
         found = {name: known[name][1] for name in self._catalogue.summaries if name in known}
         return {name: row for name, row in found.items() if isinstance(row, RunRow)}
 
     def names(self) -> list[str]:
-        """Returns the names of all listed runs, read or not, newest first."""
+        """Return the names of all listed runs, read or not, newest first."""
         return list(self._catalogue.summaries)
 
     def problems(self) -> dict[str, str]:
-        """Returns why runs could not be read, by name."""
+        """Return why runs could not be read, by name."""
         listed = self._catalogue.summaries
         known = [(name, row) for name, (_, row) in list(self._rows.items()) if name in listed]
         return {name: row for name, row in known if isinstance(row, str)}
 
     def get(self, wanted: Wanted) -> Recorded | None:
-        """Returns what is wanted, or None until it has been read.
+        """Return what is wanted, or None until it has been read.
 
         For a run with new records, returns the previous numbers until the new ones have been read.
         """
@@ -163,7 +163,7 @@ class Library:
         return None if held is None else held.found
 
     def wait(self) -> None:
-        """Waits until everything has been read."""
+        """Wait until everything has been read."""
         while (worker := self._worker) is not None:
             worker.join()
 
@@ -222,7 +222,7 @@ class Library:
 
 
 def _row(summary: RunSummary) -> RunRow | str:
-    """Returns the row of a run, or why it cannot be read."""
+    """Return the row of a run, or why it cannot be read."""
     if summary.error is not None and summary.state in ("damaged", "unreadable"):
         return summary.error
     try:

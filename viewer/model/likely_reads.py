@@ -26,7 +26,7 @@ _QUICK = 2_000_000
 
 
 def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Iterator[Work]:
-    """Yields likely next reads after a change: neighbouring steps or choices."""
+    """Yield likely next reads after a change: neighbouring steps or choices."""
     if at.step != before.step:
         yield from near_steps(view, at, before.step)
     if replace(at, step=before.step) != before or at.step == before.step:
@@ -34,7 +34,7 @@ def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Ite
 
 
 def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Work]:
-    """Yields reads for two records in the direction of navigation and one behind."""
+    """Yield reads for two records in the direction of navigation and one behind."""
     steps = view.steps(at.type)
     if at.step is None or not len(steps):
         return
@@ -46,7 +46,7 @@ def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Wor
 
 
 def near_choices(view: RunView, at: Selection, colour: str) -> Iterator[Work]:
-    """Yields reads for the tensor's other statistics and samples.
+    """Yield reads for the tensor's other statistics and samples.
 
     Args:
         view: The run.
@@ -69,7 +69,7 @@ def near_choices(view: RunView, at: Selection, colour: str) -> Iterator[Work]:
 
 
 def tensor(view: RunView, at: Selection) -> Iterator[Work]:
-    """Yields reads for another tensor at the step."""
+    """Yield reads for another tensor at the step."""
     for slot in slots_of(view, at):
         yield partial(curve, view, slot, at)
         yield partial(distribution, view, slot, at)

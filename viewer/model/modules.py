@@ -50,7 +50,7 @@ class Module:
 
     @property
     def frozen(self) -> str:
-        """Returns "frozen", "partly frozen", or "" if all parameters are trained."""
+        """Return "frozen", "partly frozen", or "" if all parameters are trained."""
         if not self.count or self.trainable == self.count:
             return ""
         return "partly frozen" if self.trainable else "frozen"
@@ -67,7 +67,7 @@ class ModuleTree:
     measure: str | None
 
     def visible(self, opened: Iterable[Key]) -> list[Module]:
-        """Returns the visible lines if the modules in `opened` are expanded."""
+        """Return the visible lines if the modules in `opened` are expanded."""
         wanted, shown = set(opened), set[Key]()
         lines = []
         for key, module in self.modules.items():
@@ -77,7 +77,7 @@ class ModuleTree:
         return lines
 
     def unfolded(self, most: int) -> frozenset[Key]:
-        """Returns the modules to expand so that about `most` lines are visible."""
+        """Return the modules to expand so that about `most` lines are visible."""
         opened: set[Key] = set()
         for depth in range(max((m.depth for m in self.modules.values()), default=0)):
             within = sum(module.depth <= depth + 1 for module in self.modules.values())
@@ -87,7 +87,7 @@ class ModuleTree:
         return frozenset(opened)
 
     def above(self, node: str) -> frozenset[Key]:
-        """Returns the modules to expand so that a node's line is visible."""
+        """Return the modules to expand so that a node's line is visible."""
         found = next((m for m in self.modules.values() if m.node == node), None)
         keys: set[Key] = set()
         while found is not None and found.parent is not None:
@@ -97,7 +97,7 @@ class ModuleTree:
 
 
 def module_tree(view: RunView, at: Selection) -> ModuleTree:
-    """Returns the run's modules and their parameter changes at the selected step."""
+    """Return the run's modules and their parameter changes at the selected step."""
     modules = _nested(view, at)
     measure = None
     if at.step is not None:
@@ -124,7 +124,7 @@ def _nested(view: RunView, at: Selection) -> dict[Key, Module]:
 
 
 def _parent(modules: Mapping[Key, Module], top: int, path: str) -> Key | None:
-    """Returns the innermost displayed module that contains a path. Containers are not displayed."""
+    """Return the innermost displayed module that contains a path. Containers are not displayed."""
     while path:
         path = path.rpartition(".")[0]
         if (top, path) in modules:
@@ -181,7 +181,7 @@ def _count(modules: Mapping[Key, Module]) -> None:
 
 
 def _weigh(view: RunView, modules: Mapping[Key, Module], row: Rows, at: Selection) -> str | None:
-    """Fills in shares and ratios. Returns the measured quantity, or None if none was recorded."""
+    """Fill in shares and ratios. Returns the measured quantity, or None if none was recorded."""
     if "l2" not in view.run.statistics:
         return None
     lengths = row.column("l2")

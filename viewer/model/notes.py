@@ -21,7 +21,7 @@ class Note:
 
 
 def notes(view: RunView) -> tuple[Note, ...]:
-    """Returns the newest notes, oldest first."""
+    """Return the newest notes, oldest first."""
     return view.now("notes", lambda: _notes(view))
 
 

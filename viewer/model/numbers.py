@@ -11,7 +11,7 @@ _MINUS = "\u2212"
 
 
 def number(value: float, *, digits: int = 4) -> str:
-    """Returns `value` with `digits` significant digits. Outside 0.001 to 10,000, uses exponents.
+    """Return `value` with `digits` significant digits. Outside 0.001 to 10,000, uses exponents.
 
     NaN and infinity become "NaN" and "∞". Only the caller knows whether a NaN means "missing" and
     should be shown as `MISSING`.
@@ -33,28 +33,28 @@ def number(value: float, *, digits: int = 4) -> str:
 
 
 def signed(value: float, *, digits: int = 3) -> str:
-    """Returns a change with its sign; "0" for no change."""
+    """Return a change with its sign; "0" for no change."""
     text = number(value, digits=digits)
     return f"+{text}" if value > 0 else text
 
 
 def count(value: int) -> str:
-    """Returns an integer with thin spaces between thousands."""
+    """Return an integer with thin spaces between thousands."""
     return f"{value:,}".replace(",", "\u202f")
 
 
 def many(value: int, noun: str) -> str:
-    """Returns a number of things, such as "1 record" or "12 records"."""
+    """Return a number of things, such as "1 record" or "12 records"."""
     return f"{count(value)} {noun}{'s' * (value != 1)}"
 
 
 def shape(dims: tuple[int, ...]) -> str:
-    """Returns a tensor shape such as 8 x 64 (with multiplication signs), or "scalar"."""
+    """Return a tensor shape such as 8 x 64 (with multiplication signs), or "scalar"."""
     return "\u00d7".join(str(d) for d in dims) if dims else "scalar"
 
 
 def duration(seconds: float) -> str:
-    """Returns a duration in a readable unit: ms, s, min or h."""
+    """Return a duration in a readable unit: ms, s, min or h."""
     if seconds < 1:
         return f"{seconds * 1000:.3g} ms"
     if seconds < 120:

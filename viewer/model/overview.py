@@ -47,7 +47,7 @@ class Overview:
         return [label_of(slot) for slot in self.slots]
 
     def line_of(self, at: Selection) -> int | None:
-        """Returns the selected tensor's line, or None if it is not shown."""
+        """Return the selected tensor's line, or None if it is not shown."""
         for line, slot in enumerate(self.slots):
             if (slot.node, slot.role) == (at.node, at.role):
                 return line
@@ -57,7 +57,7 @@ class Overview:
 def overview(
     view: RunView, at: Selection, pass_: str, *, within: Window | None = None
 ) -> Overview | None:
-    """Returns the selected statistic of all tensors of a pass, or None if there are none.
+    """Return the selected statistic of all tensors of a pass, or None if there are none.
 
     Covers all steps, or only a window.
     """
@@ -88,7 +88,7 @@ def overview(
 
 
 def places_of(scale: Scale, values: Floats) -> Floats:
-    """Returns the positions of values on a scale from 0 to 1, as in `Scale.colour`."""
+    """Return the positions of values on a scale from 0 to 1, as in `Scale.colour`."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         if scale.diverging:
             places = 0.5 + 0.5 * values / (scale.high or 1.0)
@@ -102,13 +102,13 @@ def places_of(scale: Scale, values: Floats) -> Floats:
 
 
 def label_of(slot: Slot) -> str:
-    """Returns node and role, shortened at the start, because the end is more specific."""
+    """Return node and role, shortened at the start, because the end is more specific."""
     name = slot.node if slot.role == "output" else f"{slot.node}.{slot.role}"
     return name if len(name) <= _LONGEST else f"\u2026{name[-_LONGEST + 1 :]}"
 
 
 def _lines(view: RunView, iteration: int, passes: tuple[str, ...]) -> list[dict[str, Slot]]:
-    """Returns the slots of each tensor by pass, in the order of `passes`.
+    """Return the slots of each tensor by pass, in the order of `passes`.
 
     Tensors are in execution order; parameters and buffers come last.
     """
@@ -131,6 +131,6 @@ def _lines(view: RunView, iteration: int, passes: tuple[str, ...]) -> list[dict[
 
 
 def _picture(table: pd.DataFrame, ids: list[int], span: Window, count: int) -> Floats:
-    """Returns the lines `ids` of a `RunView.heat` table."""
+    """Return the lines `ids` of a `RunView.heat` table."""
     steps = table.columns.to_numpy()
     return strongest(table.reindex(ids).to_numpy(float), steps, *span, count)

@@ -36,7 +36,7 @@ _turn = threading.Lock()  # one search at a time per process
 
 
 def search(here: RunView, there: RunView) -> None:
-    """Starts a search; sessions notice its end through `ended`."""
+    """Start a search; sessions notice its end through `ended`."""
     new = _searches[here] = Search(ref(there))
     threading.Thread(
         target=_work, args=(new, here, there), name="comgra_decl parting", daemon=True
@@ -44,13 +44,13 @@ def search(here: RunView, there: RunView) -> None:
 
 
 def search_of(here: RunView, there: RunView | None) -> Search | None:
-    """Returns the last search that compared these runs, or None."""
+    """Return the last search that compared these runs, or None."""
     known = _searches.get(here)
     return known if known is not None and known.there() is there else None
 
 
 def ended(here: RunView) -> int:
-    """Returns the number of searches of a run that have ended."""
+    """Return the number of searches of a run that have ended."""
     return _ended.get(here, 0)
 
 

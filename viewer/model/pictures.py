@@ -124,7 +124,7 @@ class Album:
 
 
 def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
-    """Returns what the program showed last, up to a step; later things if there are none."""
+    """Return what the program showed last, up to a step; later things if there are none."""
     table = view.now("shown", lambda: view.run.shown)
     found = []
     for name, rows in table.groupby("name", sort=False):
@@ -144,7 +144,7 @@ def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
 
 
 def album(view: RunView, at: Selection) -> Album:
-    """Returns the pictures at the probe's record nearest to the selected step."""
+    """Return the pictures at the probe's record nearest to the selected step."""
     exhibits = _exhibits(view, at.step)
     types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
     type_ = at.type if at.type in types else types[0] if types else ""
@@ -219,7 +219,7 @@ def _input(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
 
 
 def _scores(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
-    """Returns the outputs of the model, [samples, classes]; None if there are none."""
+    """Return the outputs of the model, [samples, classes]; None if there are none."""
     described = view.run.document("modules") or []
     for node in [entry["node"] for entry in described if entry["path"] == ""]:
         try:
@@ -243,7 +243,7 @@ def _cross_entropy(scores: NDArray[Any], label: Any) -> float | None:
 
 
 def _photo(view: RunView, type_: str, value: NDArray[Any]) -> str:
-    """Returns an input as an image: a photo if the spec says how, or else its values in grey."""
+    """Return an input as an image: a photo if the spec says how, or else its values in grey."""
     value = np.asarray(value, np.float64)
     probe = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
     declared = None if probe is None else probe.show.image
@@ -311,7 +311,7 @@ def _note(fact: dict[str, Any], sample: int) -> str:
 
 
 def _bound(view: RunView, slot: Any, type_: str) -> float:
-    """Returns the largest magnitude of a picture over all samples and steps."""
+    """Return the largest magnitude of a picture over all samples and steps."""
 
     def largest(step: int) -> float:
         try:
@@ -327,7 +327,7 @@ def _bound(view: RunView, slot: Any, type_: str) -> float:
 
 
 def _flat(value: NDArray[Any]) -> NDArray[np.float64]:
-    """Returns a value of one sample as rows and columns; channels are added up."""
+    """Return a value of one sample as rows and columns; channels are added up."""
     value = np.asarray(value, np.float64)
     while value.ndim > 2:
         value = value.sum(0)
@@ -335,7 +335,7 @@ def _flat(value: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _signed(place: NDArray[np.float64]) -> Image:
-    """Returns colours from blue for -1 through white to orange for 1; grey where missing."""
+    """Return colours from blue for -1 through white to orange for 1; grey where missing."""
     ends = {-1: np.array([0x24, 0x63, 0xAD]), 1: np.array([0xD1, 0x56, 0x1F])}
     white = np.full(3, 255.0)
     share = np.clip(np.abs(place), 0, 1)[..., None]
@@ -347,7 +347,7 @@ def _signed(place: NDArray[np.float64]) -> Image:
 
 
 def png(image: Image) -> str:
-    """Returns an image [height, width, 3] as a data URL."""
+    """Return an image [height, width, 3] as a data URL."""
     height, width, _ = image.shape
     lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter, 0
     lines[:, 1:] = image.reshape(height, -1)

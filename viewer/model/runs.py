@@ -80,7 +80,7 @@ class RunsTable:
     lines: dict[str, tuple[Cell, ...]]
 
     def json(self, colours: Mapping[str, str]) -> str:
-        """Returns the table for the browser; see `components.runs_table`."""
+        """Return the table for the browser; see `components.runs_table`."""
         rows = [
             {
                 "name": name,
@@ -95,7 +95,7 @@ class RunsTable:
 
 
 def table_of(rows: Mapping[str, RunRow], problems: Mapping[str, str]) -> RunsTable:
-    """Returns the table of all runs that have been read.
+    """Return the table of all runs that have been read.
 
     Args:
         rows: The runs by name, newest first.
@@ -127,20 +127,20 @@ def table_of(rows: Mapping[str, RunRow], problems: Mapping[str, str]) -> RunsTab
 
 
 def metrics_in(rows: Mapping[str, RunRow]) -> list[str]:
-    """Returns the names of all metrics of the runs, losses first."""
+    """Return the names of all metrics of the runs, losses first."""
     names = dict.fromkeys(name for row in rows.values() for name in row.last)
     losses = set(_losses(rows))
     return sorted(names, key=lambda name: (name not in losses, ": " in name))
 
 
 def settings_in(rows: Mapping[str, RunRow]) -> list[str]:
-    """Returns the settings that differ between the runs; those of the program first."""
+    """Return the settings that differ between the runs; those of the program first."""
     names = differing({name: row.settings for name, row in rows.items()})
     return sorted(names, key=lambda name: name.startswith("spec."))
 
 
 def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Returns the shortest unique ending of each setting's name."""
+    """Return the shortest unique ending of each setting's name."""
     short: dict[str, str] = {}
     for name in names:
         parts = name.split(".")
@@ -153,7 +153,7 @@ def short_names(names: Sequence[str]) -> dict[str, str]:
 
 
 def colours_of(names: Sequence[str]) -> dict[str, str]:
-    """Returns the colour of each run. The oldest runs have the most distinct colours.
+    """Return the colour of each run. The oldest runs have the most distinct colours.
 
     Args:
         names: All runs, newest first. New runs do not change the colours of the others.
@@ -162,7 +162,7 @@ def colours_of(names: Sequence[str]) -> dict[str, str]:
 
 
 def ticked_of(overlaid: Overlaid, names: Sequence[str], shown: str) -> tuple[str, ...]:
-    """Returns the runs to draw: those ticked, or else the shown run and the newest in its group."""
+    """Return the runs to draw: those ticked, or else the shown run and the newest in its group."""
     if overlaid.ticked is not None:
         there = set(names)
         return tuple(name for name in overlaid.ticked if name in there)
@@ -201,30 +201,30 @@ class Lines:
     unit: str = ""
 
     def logarithmic(self) -> Lines:
-        """Returns the lines in powers of ten; non-positive values become gaps."""
+        """Return the lines in powers of ten; non-positive values become gaps."""
         lines = [replace(line, y=log10(line.y), raw=log10(line.raw)) for line in self.lines]
         return replace(self, lines=tuple(lines))
 
 
 def metric_lines(library: Library, runs: Sequence[str], overlaid: Overlaid, metric: str) -> Lines:
-    """Returns a metric of several runs."""
+    """Return a metric of several runs."""
     return _lines(library, metrics_wanted(runs, metric), overlaid)
 
 
 def tensor_lines(
     library: Library, runs: Sequence[str], overlaid: Overlaid, *, at: Selection, pass_: str
 ) -> Lines:
-    """Returns the selected statistic of the selected tensor in several runs."""
+    """Return the selected statistic of the selected tensor in several runs."""
     return _lines(library, tensors_wanted(runs, at, pass_), overlaid)
 
 
 def metrics_wanted(runs: Sequence[str], metric: str) -> list[Wanted]:
-    """Returns what to read for a metric of several runs."""
+    """Return what to read for a metric of several runs."""
     return [Wanted(run, metric) for run in runs if metric]
 
 
 def tensors_wanted(runs: Sequence[str], at: Selection, pass_: str) -> list[Wanted]:
-    """Returns what to read for the selected tensor in several runs."""
+    """Return what to read for the selected tensor in several runs."""
     over = "mean" if at.sample is not None else at.batch
     return [
         Wanted(run, "", at.node, at.role, at.iteration, pass_, at.statistic, over, at.type)
@@ -254,7 +254,7 @@ def _line(
 
 
 def _unit(axis: XAxis, found: Sequence[Recorded]) -> tuple[float, str]:
-    """Returns the seconds in a unit of the x axis, and its name."""
+    """Return the seconds in a unit of the x axis, and its name."""
     if axis != "time":
         return 1.0, ""
     longest = max((float(numbers.x("time")[-1]) for numbers in found), default=0.0)
@@ -294,7 +294,7 @@ class Trials:
     scales: tuple[Scale, ...]
 
     def ordered(self, order: Sequence[int]) -> Trials:
-        """Returns the runs in another order."""
+        """Return the runs in another order."""
         scales = (
             replace(s, places=s.places[[*order]], texts=tuple(s.texts[i] for i in order))
             for s in self.scales
@@ -303,7 +303,7 @@ class Trials:
 
 
 def trials_of(rows: Mapping[str, RunRow], metric: str, against: Sequence[str]) -> Trials:
-    """Returns all runs that have a metric, on the axes of settings and of its last value."""
+    """Return all runs that have a metric, on the axes of settings and of its last value."""
     having = {
         name: row for name, row in rows.items() if math.isfinite(row.last.get(metric, math.nan))
     }
@@ -317,7 +317,7 @@ def trials_of(rows: Mapping[str, RunRow], metric: str, against: Sequence[str]) -
 
 
 def scale_of(label: str, values: Sequence[Any]) -> Scale:
-    """Returns an axis for numbers (logarithmic if they differ widely), or for other values."""
+    """Return an axis for numbers (logarithmic if they differ widely), or for other values."""
     texts = tuple(MISSING if value is None else _text(value) for value in values)
     numeric = [v for v in values if v is not None]
     if numeric and all(_numeric(value) for value in numeric):
@@ -408,7 +408,7 @@ def _setting(value: Any) -> Cell:
 
 
 def _findings(counts: Mapping[str, int] | None) -> Cell:
-    """Returns a sort key for the counts: one error outweighs any number of warnings, and so on."""
+    """Return a sort key for the counts: one error outweighs any number of warnings, and so on."""
     if counts is None:
         return Cell("not checked", None)
     parts = [

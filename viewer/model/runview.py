@@ -65,17 +65,17 @@ class Rows:
         self.labels = [*labels]
 
     def lines(self) -> list[int]:
-        """Returns the keys of the lines: slot ids, or numbers of samples."""
+        """Return the keys of the lines: slot ids, or numbers of samples."""
         return list(self._place)
 
     def line(self, key: int | None) -> dict[str, float]:
-        """Returns the numbers in one line by column; empty if there is no such line."""
+        """Return the numbers in one line by column; empty if there is no such line."""
         if key not in self._place:
             return {}
         return dict(zip(self._names, self._values[self._place[key]].tolist(), strict=True))
 
     def column(self, name: str) -> dict[int, float]:
-        """Returns one column by line."""
+        """Return one column by line."""
         numbers = self._values[:, self._names.index(name)].tolist()
         return dict(zip(self._place, numbers, strict=True))
 
@@ -99,7 +99,7 @@ class RunView:
         self._index()
 
     def refresh(self) -> bool:
-        """Checks for new records; returns whether there were any."""
+        """Check for new records; returns whether there were any."""
         for view in self._ranks.values():
             view.refresh()
         if not self.run.refresh():
@@ -110,7 +110,7 @@ class RunView:
         return True
 
     def rank(self, number: int | None) -> RunView:
-        """Returns one rank of a distributed run, or all ranks combined for None.
+        """Return one rank of a distributed run, or all ranks combined for None.
 
         Raises:
             UnknownNameError: The rank was not recorded.
@@ -148,40 +148,40 @@ class RunView:
         return list(self._tree)
 
     def roles(self, node: str) -> list[str]:
-        """Returns the roles of a node, outputs first, parameters last."""
+        """Return the roles of a node, outputs first, parameters last."""
         roles = self._tree.get(node, {})
         rank = {role: _role_rank(role, _any_slot(roles[role]).kind) for role in roles}
         return sorted(roles, key=lambda role: rank[role])
 
     def iterations(self, node: str, role: str) -> list[int]:
-        """Returns the iterations in which a role of a node was recorded, ascending."""
+        """Return the iterations in which a role of a node was recorded, ascending."""
         return sorted(self._tree.get(node, {}).get(role, {}))
 
     def passes(self, node: str, role: str, iteration: int) -> dict[str, Slot]:
-        """Returns the slots of one tensor, by pass."""
+        """Return the slots of one tensor, by pass."""
         return self._tree.get(node, {}).get(role, {}).get(iteration, {})
 
     def gradient_passes(self) -> list[str]:
-        """Returns all passes of the run except the forward pass."""
+        """Return all passes of the run except the forward pass."""
         return self._gradients
 
     def kind(self, node: str) -> str:
-        """Returns the kind that colours a node; computed tensors outrank parameters."""
+        """Return the kind that colours a node; computed tensors outrank parameters."""
         kinds = {_any_slot(role).kind for role in self._tree.get(node, {}).values()}
         return next((kind for kind in _KINDS if kind in kinds), "computed")
 
     def lead(self, node: str) -> Slot:
-        """Returns the slot that represents a node: its first role, first iteration, forward."""
+        """Return the slot that represents a node: its first role, first iteration, forward."""
         return _any_slot(self._tree[node][self.roles(node)[0]])
 
     def first_slot(self, node: str, role: str) -> Slot:
-        """Returns the slot that represents one role of a node: its first iteration, forward."""
+        """Return the slot that represents one role of a node: its first iteration, forward."""
         return _any_slot(self._tree[node][role])
 
     # --- records -----------------------------------------------------------------------------
 
     def types(self) -> list[str]:
-        """Returns the types of execution to offer: "" (all training steps), types and tags."""
+        """Return the types of execution to offer: "" (all training steps), types and tags."""
         return self.now("types", self._types)
 
     def _types(self) -> list[str]:
@@ -191,7 +191,7 @@ class RunView:
         return ["", *labels, *(tag for tag in self.run.tags if tag not in self.run.types)]
 
     def steps(self, type_: str) -> Steps:
-        """Returns the distinct steps recorded for a type of execution, ascending."""
+        """Return the distinct steps recorded for a type of execution, ascending."""
         return self.now(("steps", type_), lambda: self._steps(type_))
 
     def _steps(self, type_: str) -> Steps:
@@ -206,19 +206,19 @@ class RunView:
         return np.unique(np.asarray(chosen, dtype=np.int64))
 
     def row(self, step: int, type_: str, over: str) -> Rows:
-        """Returns all statistics of all slots of one record (`Run.row`)."""
+        """Return all statistics of all slots of one record (`Run.row`)."""
         key = ("row", step, type_, over)
         return self.ever(
             key, lambda: Rows(self.run.arrays.row(step, type=type_ or None, over_batch=over))
         )
 
     def shape(self, slot: Slot, at: Selection) -> tuple[int, ...]:
-        """Returns a slot's shape at the selected step, or its first shape if it is not recorded."""
+        """Return a slot's shape at the selected step, or its first shape if it is not recorded."""
         found = self.shape_if_recorded(slot, at)
         return slot.shape if found is None else found
 
     def shape_if_recorded(self, slot: Slot, at: Selection) -> tuple[int, ...] | None:
-        """Returns a slot's shape at the selected step; None if it is not recorded or damaged."""
+        """Return a slot's shape at the selected step; None if it is not recorded or damaged."""
         if not self.run.reshaped:
             return slot.shape
         if at.step is None:
@@ -234,7 +234,7 @@ class RunView:
         return self.ever(("shapes", step, at.type), read).get(slot.id)
 
     def sample_row(self, slot: Slot, step: int, type_: str) -> Rows:
-        """Returns the statistics of a slot's recorded samples at a step (`Run.sample_row`)."""
+        """Return the statistics of a slot's recorded samples at a step (`Run.sample_row`)."""
         key = ("sample_row", slot.id, step, type_)
 
         def read() -> Rows:
@@ -246,7 +246,7 @@ class RunView:
         return self.ever(key, read)
 
     def sample_labels(self, step: int | None, type_: str) -> list[str]:
-        """Returns the categories of the samples recorded at a step; empty without `samples.by`."""
+        """Return the categories of the samples recorded at a step; empty without `samples.by`."""
         if step is None or self.ever("samples.by", lambda: self.run.spec.samples.by) is None:
             return []
         key = ("sample_labels", step, type_)
@@ -254,7 +254,7 @@ class RunView:
         return [label for label in labels if label is not None]
 
     def series(self, slot: Slot, statistic: str, over: str, type_: str) -> pd.Series:
-        """Returns one aggregated statistic of a slot by step (`Run.series`)."""
+        """Return one aggregated statistic of a slot by step (`Run.series`)."""
         key = ("series", slot.id, statistic, over, type_)
         return self.now(
             key,
@@ -262,14 +262,14 @@ class RunView:
         )
 
     def sample_series(self, slot: Slot, statistic: str, sample: int, type_: str) -> pd.Series:
-        """Returns a statistic by step, for one sample of a slot (`Run.sample_series`)."""
+        """Return a statistic by step, for one sample of a slot (`Run.sample_series`)."""
         key = ("samples", slot.id, statistic, type_)
         return self.now(key, lambda: self._handle(slot).samples(statistic, type=type_ or None))[
             sample
         ]
 
     def heat(self, statistic: str, pass_: str, over: str, type_: str) -> pd.DataFrame:
-        """Returns a statistic for all slots, at every step (`Run.heat`)."""
+        """Return a statistic for all slots, at every step (`Run.heat`)."""
         key = ("heat", statistic, pass_, over, type_)
 
         def read() -> pd.DataFrame:
@@ -279,29 +279,29 @@ class RunView:
         return self.now(key, read)
 
     def histograms(self, slot: Slot, type_: str) -> tuple[Any, Any, Any]:
-        """Returns the histograms of a slot over steps (`Run.histograms`)."""
+        """Return the histograms of a slot over steps (`Run.histograms`)."""
         key = ("histograms", slot.id, type_)
         return self.now(key, lambda: self._handle(slot).histograms(type=type_ or None))
 
     def value(self, slot: Slot, step: int, type_: str) -> NDArray[Any]:
-        """Returns a slot's recorded values at a step; raises the same errors as `Run.value`."""
+        """Return a slot's recorded values at a step; raises the same errors as `Run.value`."""
         key = ("value", slot.id, step, type_)
         return self.ever(key, lambda: self._handle(slot).value(step, type=type_ or None))
 
     def preview(self, slot: Slot, step: int, type_: str) -> Preview:
-        """Returns a slot's values at a step, or a preview of them (`Slot.preview`)."""
+        """Return a slot's values at a step, or a preview of them (`Slot.preview`)."""
         key = ("preview", slot.id, step, type_)
         return self.ever(key, lambda: self._handle(slot).preview(step, type=type_ or None))
 
     def structure(self, step: int, type_: str) -> Structure | None:
-        """Returns the dependency graph valid at a step; most steps share one."""
+        """Return the dependency graph valid at a step; most steps share one."""
         digest = self.structure_hash(step, type_)
         return self.ever(
             ("structure", digest), lambda: self.run.structure(step, type=type_ or None)
         )
 
     def structure_hash(self, step: int, type_: str) -> str | None:
-        """Returns the hash of the graph valid at a step (`Run.structure_hash`)."""
+        """Return the hash of the graph valid at a step (`Run.structure_hash`)."""
         return self.run.structure_hash(step, type=type_ or None)
 
     def _handle(self, slot: Slot) -> Handle:
@@ -310,11 +310,11 @@ class RunView:
     # --- caches ------------------------------------------------------------------------------
 
     def ever(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns a cached result that never changes once recorded."""
+        """Return a cached result that never changes once recorded."""
         return self._lasting.get(key, compute)
 
     def now(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Returns a cached result that is valid until the next record."""
+        """Return a cached result that is valid until the next record."""
         return self._passing.get(key, compute)
 
     @property

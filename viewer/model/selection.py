@@ -56,7 +56,7 @@ class Selection:
 
 
 def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> Selection:
-    """Returns the selection nearest to `wanted` that exists in the run.
+    """Return the selection nearest to `wanted` that exists in the run.
 
     Keeps existing values: the node, its role (else the role last used for that node, from
     `remembered`), the nearest iteration, the nearest recorded step, the statistic and the sample.
@@ -80,7 +80,7 @@ def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> 
 
 
 def _fitted(view: RunView, at: Selection) -> Selection:
-    """Returns the selection with a statistic and an aggregate or sample that the run contains."""
+    """Return the selection with a statistic and an aggregate or sample that the run contains."""
     slot = next((slot for slot in slots_of(view, at) if slot is not None), None)
     fit = fitting(view, slot)
     own_statistic = at.statistic in view.run.statistics and not at.auto_statistic
@@ -98,7 +98,7 @@ def _fitted(view: RunView, at: Selection) -> Selection:
 
 
 def nearest(steps: Steps, wanted: int | None) -> int | None:
-    """Returns the recorded step nearest to `wanted` (the earlier in a tie); for None, the last."""
+    """Return the recorded step nearest to `wanted` (the earlier in a tie); for None, the last."""
     if len(steps) == 0:
         return None
     if wanted is None:
@@ -109,13 +109,13 @@ def nearest(steps: Steps, wanted: int | None) -> int | None:
 
 
 def previous(steps: Steps, step: int) -> int | None:
-    """Returns the previous recorded step, or None."""
+    """Return the previous recorded step, or None."""
     index = int(np.searchsorted(steps, step))
     return int(steps[index - 1]) if index > 0 else None
 
 
 def slots_of(view: RunView, at: Selection) -> tuple[Slot | None, Slot | None]:
-    """Returns the selected tensor's slots: forward, and the selected gradient pass."""
+    """Return the selected tensor's slots: forward, and the selected gradient pass."""
     passes = view.passes(at.node, at.role, at.iteration)
     return passes.get("forward"), passes.get(at.gradient)
 
@@ -140,5 +140,5 @@ def _gradient(view: RunView, wanted: str) -> str:
 
 
 def _batches(view: RunView) -> set[str]:
-    """Returns the aggregates and the recorded samples."""
+    """Return the aggregates and the recorded samples."""
     return {*AGGREGATES, *map(str, range(view.run.sample_count))}

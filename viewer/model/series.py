@@ -58,7 +58,7 @@ class Curve:
     missing: str = ""
 
     def logarithmic(self) -> Curve:
-        """Returns the curve in powers of ten; non-positive values become gaps.
+        """Return the curve in powers of ten; non-positive values become gaps.
 
         A band that reaches below zero extends to the edge of the plot.
         """
@@ -78,7 +78,7 @@ def curve(
     points: int = POINTS,
     within: Window | None = None,
 ) -> Curve:
-    """Returns the selected statistic of `slot` over all recorded steps, thinned by `drawn`."""
+    """Return the selected statistic of `slot` over all recorded steps, thinned by `drawn`."""
     if slot is None:
         return Curve(missing="Not recorded for this tensor.")
     batch = at.batch if slot.batch_dim is not None else "mean"
@@ -110,7 +110,7 @@ def _curve(
 
 
 def extent(*lines: Steps) -> Window:
-    """Returns a range that contains all steps, with a small margin."""
+    """Return a range that contains all steps, with a small margin."""
     known = [line for line in lines if len(line)]
     if not known:
         return 0.0, 1.0
@@ -120,7 +120,7 @@ def extent(*lines: Steps) -> Window:
 
 
 def bounds(*lines: Floats) -> tuple[float, float]:
-    """Returns a range that contains all finite values, with a small margin; never empty."""
+    """Return a range that contains all finite values, with a small margin; never empty."""
     finite = [line[np.isfinite(line)] for line in lines]
     known = np.concatenate([*finite, np.empty(0)])
     if not len(known):
@@ -131,13 +131,13 @@ def bounds(*lines: Floats) -> tuple[float, float]:
 
 
 def isolated(values: Floats) -> NDArray[np.int64]:
-    """Returns the indices of finite values between two gaps, which a line cannot show."""
+    """Return the indices of finite values between two gaps, which a line cannot show."""
     known = np.concatenate([[False], np.isfinite(values), [False]])
     return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:])
 
 
 def band(line: Curve) -> tuple[Floats, Floats, Floats]:
-    """Returns x, low and high of the band, which has gaps where the line has gaps.
+    """Return x, low and high of the band, which has gaps where the line has gaps.
 
     A filled area cannot be interrupted, so it shrinks to zero height across a gap. A
     lone point has a narrow band around it. Empty without a band.
@@ -162,7 +162,7 @@ def band(line: Curve) -> tuple[Floats, Floats, Floats]:
 
 
 def _stretches(known: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """Returns first and end index of every stretch of known values."""
+    """Return first and end index of every stretch of known values."""
     padded = np.concatenate([[False], known, [False]])
     edges = np.flatnonzero(padded[1:] != padded[:-1]).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))
@@ -171,7 +171,7 @@ def _stretches(known: NDArray[np.bool_]) -> list[tuple[int, int]]:
 def drawn(
     steps: Steps, values: Floats, points: int, within: Window | None = None
 ) -> NDArray[np.int64]:
-    """Returns ascending indices of the points to draw.
+    """Return ascending indices of the points to draw.
 
     Args:
         steps: Steps of the values, ascending [k].
@@ -188,7 +188,7 @@ def drawn(
 
 
 def thin(values: Floats, points: int) -> NDArray[np.int64]:
-    """Returns up to about `points` ascending indices: extremes, and the first and last points."""
+    """Return up to about `points` ascending indices: extremes, and the first and last points."""
     size = len(values)
     if size <= points:
         return np.arange(size)
@@ -202,7 +202,7 @@ def thin(values: Floats, points: int) -> NDArray[np.int64]:
 
 
 def smoothed(values: Floats, weight: float) -> Floats:
-    """Returns the exponential moving average, with bias correction, as TensorBoard computes it.
+    """Return the exponential moving average, with bias correction, as TensorBoard computes it.
 
     With the average a = w a + (1 - w) y, starting at 0, the k-th finite value y becomes a / (1 - w
     ** k). NaN and infinity remain unchanged and do not count. Equal values stay equal.
@@ -221,7 +221,7 @@ def smoothed(values: Floats, weight: float) -> Floats:
 
 
 def log10(values: Floats) -> Floats:
-    """Returns decimal logarithms; NaN for non-positive values."""
+    """Return decimal logarithms; NaN for non-positive values."""
     logarithms: Floats = np.log10(values, out=np.full(len(values), np.nan), where=values > 0)
     return logarithms
 
@@ -235,7 +235,7 @@ def _line(view: RunView, slot: Slot, at: Selection, batch: str) -> pd.Series:
 def _surroundings(
     view: RunView, slot: Slot, at: Selection, batch: str, values: Floats
 ) -> tuple[Floats, Floats, Floats]:
-    """Returns the band around a batch mean, or the batch mean behind a single sample."""
+    """Return the band around a batch mean, or the batch mean behind a single sample."""
     if slot.batch_dim is None or batch in ("std", "abs_max"):
         return _none(), _none(), _none()
     if batch.isdecimal():
@@ -248,7 +248,7 @@ def _surroundings(
 
 
 def _broken(view: RunView, slot: Slot, at: Selection, steps: Steps, values: Floats) -> Steps:
-    """Returns the steps whose value was recorded and is NaN or infinite."""
+    """Return the steps whose value was recorded and is NaN or infinite."""
     if np.isfinite(values).all():
         return steps[:0]
     batch = at.batch if slot.batch_dim is not None else "mean"

@@ -58,7 +58,7 @@ class Tensor:
     missing: Unrecorded | None = None
 
     def slicing(self, text: str) -> Slicing:
-        """Returns the slicing that URL text describes for this tensor."""
+        """Return the slicing that URL text describes for this tensor."""
         return slicing_for(text, self.values.shape, fixed=self.fixed, picture=self.picture)
 
     @property
@@ -102,7 +102,7 @@ class Picture:
 
 
 def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
-    """Returns the recorded values of one pass of the selected tensor.
+    """Return the recorded values of one pass of the selected tensor.
 
     Falls back to forward values if that pass was not recorded.
     """
@@ -129,13 +129,13 @@ def tensor_of(view: RunView, at: Selection, pass_: str) -> Tensor:
 
 
 def slot_of(view: RunView, at: Selection, pass_: str) -> Slot | None:
-    """Returns the selected tensor's slot for one pass, or for its first pass if that is missing."""
+    """Return the selected tensor's slot for one pass, or for its first pass if that is missing."""
     passes = view.passes(at.node, at.role, at.iteration)
     return passes.get(pass_) or passes.get("forward") or next(iter(passes.values()), None)
 
 
 def facts_of(tensor: Tensor) -> str:
-    """Returns the values' shape, dtype, size and number of non-finite values as text."""
+    """Return the values' shape, dtype, size and number of non-finite values as text."""
     values = tensor.chosen
     bad = int((~np.isfinite(numbers(values))).sum())
     parts = [shape(values.shape), str(values.dtype), f"{count(values.size)} values"]
@@ -143,7 +143,7 @@ def facts_of(tensor: Tensor) -> str:
 
 
 def window_of(tensor: Tensor, slicing: Slicing, wanted: str) -> Window:
-    """Returns the cells of the table window; for colours, only the first channel."""
+    """Return the cells of the table window; for colours, only the first channel."""
     cells = taken(tensor.values, slicing)
     cells = cells[..., 0] if cells.ndim == 3 else cells
     total = cells.shape[0], cells.shape[1]
@@ -155,7 +155,7 @@ def window_of(tensor: Tensor, slicing: Slicing, wanted: str) -> Window:
 
 
 def listing_of(tensor: Tensor, order: str, wanted: str, *, whole: bool = False) -> Listing:
-    """Returns one page (or all) of the sorted values. NaN and infinite values come first.
+    """Return one page (or all) of the sorted values. NaN and infinite values come first.
 
     Args:
         tensor: Values to list.
@@ -176,7 +176,7 @@ def listing_of(tensor: Tensor, order: str, wanted: str, *, whole: bool = False) 
 
 
 def picture_of(tensor: Tensor, slicing: Slicing) -> Picture:
-    """Returns the slice as an image small enough for a browser."""
+    """Return the slice as an image small enough for a browser."""
     if COLOUR in slicing.places:
         return _photo(numbers(taken(tensor.values, slicing)))
     cells = numbers(taken(tensor.values, slicing))
@@ -188,7 +188,7 @@ def picture_of(tensor: Tensor, slicing: Slicing) -> Picture:
 
 
 def text_of(tensor: Tensor) -> str:
-    """Returns the text encoded by a sample of bytes; "" if it is not text."""
+    """Return the text encoded by a sample of bytes; "" if it is not text."""
     values = tensor.chosen
     if values.dtype != np.uint8 or values.ndim > 1:
         return ""
@@ -200,7 +200,7 @@ def text_of(tensor: Tensor) -> str:
 
 
 def corner(text: str) -> tuple[int, int]:
-    """Parses the first row and column of the table window from untrusted URL text."""
+    """Parse the first row and column of the table window from untrusted URL text."""
     parts = [
         int(p) if p.isascii() and p.isdecimal() and len(p) < 12 else 0 for p in text.split(",")
     ]
@@ -216,7 +216,7 @@ def _ordered(flat: Floats, order: str) -> NDArray[np.int64]:
 
 
 def _block(dims: tuple[int, ...]) -> tuple[int, int]:
-    """Returns rows and columns per pixel; shrinks the longer side first."""
+    """Return rows and columns per pixel; shrink the longer side first."""
     rows, columns = 1, 1
     while -(-dims[0] // rows) * -(-dims[1] // columns) > PIXELS:
         if dims[0] / rows >= dims[1] / columns:
@@ -227,7 +227,7 @@ def _block(dims: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _blocks(cells: NDArray[Any], block: tuple[int, int]) -> NDArray[Any]:
-    """Returns the cell of largest magnitude in each block, or for marks, whether any is set."""
+    """Return the cell of largest magnitude in each block, or for marks, whether any is set."""
     if block == (1, 1):
         return cells
     (rows, columns), (h, w) = cells.shape, block
@@ -240,7 +240,7 @@ def _blocks(cells: NDArray[Any], block: tuple[int, int]) -> NDArray[Any]:
 
 
 def _photo(cells: Floats) -> Picture:
-    """Returns colours. Bytes are unchanged, other values are scaled from lowest to highest."""
+    """Return colours. Bytes are unchanged, other values are scaled from lowest to highest."""
     stride = int(np.ceil(np.sqrt(cells.shape[0] * cells.shape[1] / PHOTO)))
     cells = cells[::stride, ::stride]
     finite = np.isfinite(cells)

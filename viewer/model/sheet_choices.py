@@ -22,7 +22,7 @@ _FILES = (Option("copy", "Copy"), Option("csv", "CSV"), Option("npy", ".npy"))
 
 
 def pass_field(view: RunView, at: Selection, chosen: str) -> Field:
-    """Returns the selector of the passes recorded for the selected tensor."""
+    """Return the selector of the passes recorded for the selected tensor."""
     passes = view.passes(at.node, at.role, at.iteration)
     options = tuple(Option(name, pass_label(name)) for name in passes)
     shown = chosen if chosen in passes else "forward"
@@ -32,7 +32,7 @@ def pass_field(view: RunView, at: Selection, chosen: str) -> Field:
 def sheet_choices(
     view: RunView, at: Selection, tensor: Tensor, *, slicing: Slicing, order: str, pass_: str
 ) -> Groups:
-    """Returns all selectors for the displayed values, in groups."""
+    """Return all selectors for the displayed values, in groups."""
     what = (pass_field(view, at, pass_), *_sample(view, at, tensor))
     if tensor.missing is not None:
         return (("Values", what),)
@@ -49,7 +49,7 @@ _HELP = "Copy: the visible cells. CSV: the whole slice or list. .npy: all select
 
 
 def sample_of(value: str) -> str:
-    """Returns the `Selection.batch` value for a sample choice."""
+    """Return the `Selection.batch` value for a sample choice."""
     return "mean" if value == _ALL else value
 
 

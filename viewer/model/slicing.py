@@ -31,11 +31,11 @@ class Slicing:
         return ",".join(map(str, self.places))
 
     def dim(self, axis: str) -> int | None:
-        """Returns the dim on an axis, or None."""
+        """Return the dim on an axis, or None."""
         return self.places.index(axis) if axis in self.places else None
 
     def put(self, dim: int, place: Place) -> Slicing:
-        """Returns the slicing with a dim on an axis. The two dims swap places."""
+        """Return the slicing with a dim on an axis. The two dims swap places."""
         places = list(self.places)
         holder = self.dim(place) if isinstance(place, str) else None
         if holder is not None:
@@ -47,7 +47,7 @@ class Slicing:
 def slicing_for(
     text: str, shape: Sequence[int], *, fixed: int | None = None, picture: bool = False
 ) -> Slicing:
-    """Returns the slicing described by URL text for a shape; ignores parts that do not fit.
+    """Return the slicing described by URL text for a shape; ignores parts that do not fit.
 
     Args:
         text: See `Slicing.text`; untrusted. If it is malformed or has a different number of dims,
@@ -71,7 +71,7 @@ def slicing_for(
 
 
 def taken(values: NDArray[np.generic], slicing: Slicing) -> NDArray[np.generic]:
-    """Returns the cells [rows, columns], or [rows, columns, 3] if a dim contains colours."""
+    """Return the cells [rows, columns], or [rows, columns, 3] if a dim contains colours."""
     kept = [place for place in slicing.places if isinstance(place, str)]
     index = tuple(slice(None) if isinstance(p, str) else p for p in slicing.places)
     part = np.asarray(values[index])
@@ -97,7 +97,7 @@ def _usual(shape: Sequence[int], fixed: int | None, picture: bool) -> Slicing:
 
 
 def _channels(shape: Sequence[int], dims: list[int]) -> int | None:
-    """Returns the channel dim among the last three if they look like an image."""
+    """Return the channel dim among the last three if they look like an image."""
     for dim in (dims[:1] + dims[-1:]) if len(dims) == 3 else ():
         if shape[dim] == 3 and min(shape[d] for d in dims if d != dim) >= _PICTURE:
             return dim

@@ -51,7 +51,7 @@ _NOT_HERE = "It was renamed, moved or deleted. If it becomes available again, th
 
 
 def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> Notice:
-    """Returns a notice about the problem of `run` ("" if there are no runs), with advice."""
+    """Return a notice about the problem of `run` ("" if there are no runs), with advice."""
     if error is not None:
         return _unreadable(catalogue, run, error)
     if not run:
@@ -65,7 +65,7 @@ def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> N
 
 
 def _no_records(catalogue: Catalogue, run: str, state: str) -> Notice:
-    """Returns a notice that explains why a run without records ended, if the reason is known."""
+    """Return a notice that explains why a run without records ended, if the reason is known."""
     view = catalogue.open(run)
     damage = damage_of(view)
     if damage is not None:
@@ -86,7 +86,7 @@ BRAND = '<h1 class="brand">comgra<span>_decl</span></h1>'
 
 
 def head_of(view: RunView, name: str) -> str:
-    """Returns the run's name and state as HTML for the page header."""
+    """Return the run's name and state as HTML for the page header."""
     state = view.run.state
     text = "stopped unexpectedly" if state == "stopped" else state
     text = f"{text} \u00b7 {many(len(view.run.records), 'record')}"
@@ -119,7 +119,7 @@ _LISTED = 3
 
 
 def damage_of(view: RunView) -> Notice | None:
-    """Returns a notice with the damaged parts, which the page lacks; None if none are known."""
+    """Return a notice with the damaged parts, which the page lacks; None if none are known."""
     losses = view.run.damage
     if not losses:
         return None

@@ -63,7 +63,7 @@ class SampleTable:
 
 
 def statistics_table(view: RunView, at: Selection) -> StatisticsTable:
-    """Returns every statistic of the selected tensor at the selected step, for all passes."""
+    """Return every statistic of the selected tensor at the selected step, for all passes."""
     slots: tuple[Slot | None, ...] = slots_of(view, at)
     columns: tuple[str, ...] = ("forward", pass_label(at.gradient))
     update = view.passes(at.node, at.role, at.iteration).get(UPDATE)
@@ -82,7 +82,7 @@ def statistics_table(view: RunView, at: Selection) -> StatisticsTable:
 
 
 def sample_table(view: RunView, at: Selection) -> SampleTable:
-    """Returns the selected statistic of each recorded sample at the selected step."""
+    """Return the selected statistic of each recorded sample at the selected step."""
     pair = slots_of(view, at)
     columns = ("forward", pass_label(at.gradient))
     batched = [slot for slot in pair if slot is not None and slot.batch_dim is not None]
@@ -100,7 +100,7 @@ def sample_table(view: RunView, at: Selection) -> SampleTable:
 
 
 def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) -> Numbers:
-    """Returns the statistics of a slot at a step; empty if there is no record."""
+    """Return the statistics of a slot at a step; empty if there is no record."""
     if slot is None or step is None:
         return {}
     if at.sample is not None and slot.batch_dim is not None:
@@ -122,7 +122,7 @@ def _sample_cell(rows: Rows | None, sample: int, statistic: str) -> Cell:
 
 
 def is_recorded(name: str, line: Numbers) -> bool:
-    """Returns whether a value was recorded, even NaN.
+    """Return whether a value was recorded, even NaN.
 
     Some statistics apply to only a few tensors.
     """

@@ -46,7 +46,7 @@ footer { border-top: 1px solid var(--line); margin-top: 28px; padding-top: 8px; 
 def story_of(
     view: RunView, stops: tuple[Stop, ...], finding: Finding, *, run: str, said: Headline
 ) -> bytes:
-    """Returns a walk as an HTML page in UTF-8.
+    """Return a walk as an HTML page in UTF-8.
 
     Args:
         view: The run.
@@ -78,7 +78,7 @@ def _stop(view: RunView, stop: Stop, finding: Finding) -> str:
 
 
 def _drawing(view: RunView, stop: Stop) -> str:
-    """Returns a drawing of the tensor's series, or of the loss, with a caption."""
+    """Return a drawing of the tensor's series, or of the loss, with a caption."""
     if stop.place is None:
         line, caption = _loss(view)
     else:
@@ -112,7 +112,7 @@ def _loss(view: RunView) -> tuple[Curve, str]:
 
 
 def svg_of(line: Curve, step: int, *, label: str) -> str:
-    """Returns a line over steps as inline SVG, with its range, a mark at `step`, and gaps."""
+    """Return a line over steps as inline SVG, with its range, a mark at `step`, and gaps."""
     low, high = line.bounds
     first, last = float(line.steps[0]), float(line.steps[-1])
     right, bottom = _WIDTH - 8, _HEIGHT - _BELOW

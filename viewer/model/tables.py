@@ -35,7 +35,7 @@ Line = list[str]
 
 
 def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
-    """Returns one line per record: the statistic, and its band or batch mean if shown."""
+    """Return one line per record: the statistic, and its band or batch mean if shown."""
     line = curve(view, slot, at, points=_ALL)
     columns = {at.statistic: line.values, "low": line.low, "high": line.high,
                "batch mean": line.context}  # fmt: skip
@@ -49,7 +49,7 @@ def series_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def lines_csv(library: Library, wanted: Iterable[Wanted], smoothing: float) -> bytes:
-    """Returns one line per run and step: the value, its smoothed value, and the two other axes."""
+    """Return one line per run and step: the value, its smoothed value, and the two other axes."""
     lines: list[Line] = []
     for one in wanted:
         numbers = library.get(one)
@@ -70,7 +70,7 @@ def lines_csv(library: Library, wanted: Iterable[Wanted], smoothing: float) -> b
 def trials_csv(
     rows: Mapping[str, RunRow], settings: Sequence[str], metrics: Sequence[str]
 ) -> bytes:
-    """Returns one line per run: the settings that differ, and the last value of every metric."""
+    """Return one line per run: the settings that differ, and the last value of every metric."""
     lines = (
         [
             name,
@@ -83,7 +83,7 @@ def trials_csv(
 
 
 def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
-    """Returns one line per record with the histogram's range and the count of each bin."""
+    """Return one line per record with the histogram's range and the count of each bin."""
     if slot is None:
         return written(["step", "low", "high"], [])
     steps, counts, ranges = view.histograms(slot, at.type)
@@ -96,7 +96,7 @@ def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
 
 
 def values_csv(tensor: Tensor) -> bytes:
-    """Returns one line per recorded value: its position and the number, formatted for its dtype."""
+    """Return one line per recorded value: its position and the number, formatted for its dtype."""
     names = [dim.name for dim in tensor.dims]
     if tensor.missing is not None:
         return written([*names, "value"], [])
@@ -107,7 +107,7 @@ def values_csv(tensor: Tensor) -> bytes:
 
 
 def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
-    """Returns the selected statistic of a pass, one line per tensor and one column per record."""
+    """Return the selected statistic of a pass, one line per tensor and one column per record."""
     at = at.wide
     picture = overview(view, at, pass_)
     heads = ["node", "role", "iteration"]
@@ -124,7 +124,7 @@ def overview_csv(view: RunView, at: Selection, pass_: str) -> bytes:
 
 
 def kpi_csv(view: RunView, title: str) -> bytes:
-    """Returns one line for each logged value of a loss or KPI."""
+    """Return one line for each logged value of a loss or KPI."""
     lines = (
         [line.label, str(step), _text(value, recorded=True)]
         for chart in charts(view, points=_ALL)
@@ -136,14 +136,14 @@ def kpi_csv(view: RunView, title: str) -> bytes:
 
 
 def phases_csv(view: RunView) -> bytes:
-    """Returns one line per profiled step with the milliseconds of each phase."""
+    """Return one line per profiled step with the milliseconds of each phase."""
     table = phases(view)
     rows = () if table is None else table.iterrows()
     return written(["step", *PHASES], ([str(step), *map(str, row)] for step, row in rows))
 
 
 def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -> bytes:
-    """Returns one line per record with the recorded values of both sides."""
+    """Return one line per record with the recorded values of both sides."""
     sides = [("this", curve(view, slot, at, points=_ALL))]
     if other.view is not None and other.view is not view:
         match, there = counterpart(other.view, slot), there_of(other.view, at)
@@ -153,7 +153,7 @@ def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -
 
 
 def graph_csv(view: RunView, at: Selection, graph: Graph, colour: str) -> bytes:
-    """Returns one line per node with its facts and the selected statistic of the displayed pass."""
+    """Return one line per node with its facts and the selected statistic of the displayed pass."""
     pass_ = colour if colour in ("forward", *view.gradient_passes()) else "forward"
     values = node_values(view, at, graph, pass_)
     lines = (
@@ -164,7 +164,7 @@ def graph_csv(view: RunView, at: Selection, graph: Graph, colour: str) -> bytes:
 
 
 def statistics_csv(view: RunView, at: Selection) -> bytes:
-    """Returns all statistics of the selected tensor at the step, then those of each sample."""
+    """Return all statistics of the selected tensor at the step, then those of each sample."""
     table, samples = statistics_table(view, at), sample_table(view, at)
     lines = [["batch", name, *map(_cell, cells)] for name, cells in table.rows]
     lines += [[f"sample {i}", at.statistic, *map(_cell, cells)] for i, cells in samples.rows]
@@ -172,7 +172,7 @@ def statistics_csv(view: RunView, at: Selection) -> bytes:
 
 
 def pairs_csv(rows: Iterable[tuple[str, Pair]]) -> bytes:
-    """Returns all statistics of a tensor for both sides."""
+    """Return all statistics of a tensor for both sides."""
     lines = (
         [name, *map(_known, (pair.here, pair.there), pair.recorded), _text(pair.difference)]
         for name, pair in rows
@@ -181,7 +181,7 @@ def pairs_csv(rows: Iterable[tuple[str, Pair]]) -> bytes:
 
 
 def ranking_csv(ranking: Ranking) -> bytes:
-    """Returns the tensors that differ most."""
+    """Return the tensors that differ most."""
     lines = (
         [row.slot.node, row.slot.role, str(row.slot.iteration), row.slot.pass_,
          _known(row.pair.here), _known(row.pair.there), _text(row.pair.relative)]
@@ -191,7 +191,7 @@ def ranking_csv(ranking: Ranking) -> bytes:
 
 
 def modules_csv(view: RunView, at: Selection) -> bytes:
-    """Returns one line per module: its size, and its share of all changes."""
+    """Return one line per module: its size, and its share of all changes."""
     lines = (
         [module.key[1] or module.label, module.module_class, str(module.count),
          str(module.trainable), _maybe(module.share), _maybe(module.ratio)]
@@ -202,7 +202,7 @@ def modules_csv(view: RunView, at: Selection) -> bytes:
 
 
 def findings_csv(view: RunView) -> bytes:
-    """Returns one line per finding, most important first."""
+    """Return one line per finding, most important first."""
     known = found(view).diagnosis
     lines = (
         [f.rule, f.severity, *_place(f.place), str(f.first_step), str(f.last_step), f.message,
@@ -214,7 +214,7 @@ def findings_csv(view: RunView) -> bytes:
 
 
 def notes_csv(view: RunView) -> bytes:
-    """Returns one line per note."""
+    """Return one line per note."""
     return written(["step", "time", "note"], ([str(n.step), n.time, n.text] for n in notes(view)))
 
 
@@ -229,7 +229,7 @@ def _curve_lines(side: str, drawn: Curve) -> Iterable[Line]:
 
 
 def _cells(table: pd.DataFrame, counts: pd.DataFrame, slot: int) -> Line:
-    """Returns one line of a `RunView.heat` table; `counts` contains the non-finite counts."""
+    """Return one line of a `RunView.heat` table; `counts` contains the non-finite counts."""
     values, bad = (frame.loc[slot].to_numpy(float) for frame in (table, counts))
     return [_text(float(v), recorded=b > 0) for v, b in zip(values, bad, strict=True)]
 
@@ -247,5 +247,5 @@ def _maybe(value: float | None) -> str:
 
 
 def _text(value: float, *, recorded: bool = False) -> str:
-    """Returns the shortest decimal that identifies a number in its dtype; "" if it is missing."""
+    """Return the shortest decimal that identifies a number in its dtype; "" if it is missing."""
     return "" if math.isnan(value) and not recorded else str(value)

@@ -17,7 +17,7 @@ from comgra_decl.viewer.model.slicing import Slicing, taken
 
 
 def csv_of(tensor: Tensor, slicing: Slicing, order: str) -> bytes:
-    """Returns the whole slice with row and column numbers, or the whole list, as CSV.
+    """Return the whole slice with row and column numbers, or the whole list, as CSV.
 
     Each number is written as the shortest decimal that identifies it in its dtype.
     """
@@ -35,7 +35,7 @@ def csv_of(tensor: Tensor, slicing: Slicing, order: str) -> bytes:
 
 
 def npy_of(tensor: Tensor) -> bytes:
-    """Returns the values of the selected sample, or of all samples, as a `.npy` file.
+    """Return the values of the selected sample, or of all samples, as a `.npy` file.
 
     Keeps the dtype, except that dtypes unknown to numpy (bfloat16, float8) are converted to float32
     without loss.
@@ -48,7 +48,7 @@ def npy_of(tensor: Tensor) -> bytes:
 
 
 def tabbed(window: Window) -> bytes:
-    """Returns the cells of a table window as tab-separated text."""
+    """Return the cells of a table window as tab-separated text."""
     return "\n".join("\t".join(_texts(row)) for row in window.cells).encode()
 
 
@@ -57,12 +57,12 @@ CSV = "text/csv"
 
 
 def clean_name(*parts: str, ending: str) -> str:
-    """Returns a file name that is valid on every system."""
+    """Return a file name that is valid on every system."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(filter(None, parts)))[:150] + ending
 
 
 def file_name(at: Selection, tensor: Tensor, ending: str) -> str:
-    """Returns a file name that contains the tensor, the step and the sample."""
+    """Return a file name that contains the tensor, the step and the sample."""
     pass_ = "forward" if tensor.slot is None else tensor.slot.pass_
     parts = [at.node, at.role, pass_, f"step{at.step}"]
     parts += [] if tensor.fixed is None else [f"sample{tensor.fixed}"]
@@ -74,7 +74,7 @@ def _texts(values: NDArray[np.generic]) -> list[str]:
 
 
 def written(head: list[str], lines: Iterable[list[str]]) -> bytes:
-    """Returns a table as CSV."""
+    """Return a table as CSV."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(head)

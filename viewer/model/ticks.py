@@ -12,7 +12,7 @@ _PARTS = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Returns the decimal logarithms of as many round numbers as fit.
+    """Return the decimal logarithms of as many round numbers as fit.
 
     Wide ranges get decades, or some of them; narrow ranges get steps of 1, 2, 5 or finer.
 
@@ -32,7 +32,7 @@ def _fitting(choices: Iterator[list[float]], most: int) -> list[list[float]]:
 
 
 def _round(low: float, high: float) -> Iterator[list[float]]:
-    """Yields decades with various spacings, then finer subdivisions."""
+    """Yield decades with various spacings, then finer subdivisions."""
     decades = np.arange(np.ceil(low), np.floor(high) + 1)
     for step in _DECADES:
         yield decades[decades % step == 0].tolist()
@@ -43,7 +43,7 @@ def _round(low: float, high: float) -> Iterator[list[float]]:
 
 
 def _even(low: float, high: float) -> Iterator[list[float]]:
-    """Yields evenly spaced numbers, for a range in which the logarithm is almost linear."""
+    """Yield evenly spaced numbers, for a range in which the logarithm is almost linear."""
     first, last = 10.0**low, 10.0**high
     if not 0 < first < last < np.inf:
         return

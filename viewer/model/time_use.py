@@ -22,12 +22,12 @@ PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
 def has_times(view: RunView) -> bool:
-    """Returns whether the run has profiled steps."""
+    """Return whether the run has profiled steps."""
     return phases(view) is not None
 
 
 def phases(view: RunView) -> pd.DataFrame | None:
-    """Returns the milliseconds of each phase, one row per profiled step; None without a profile."""
+    """Return the milliseconds of each phase, one row per profiled step; None without a profile."""
     return view.now("phases", lambda: _phases(view))
 
 
@@ -42,7 +42,7 @@ def _phases(view: RunView) -> pd.DataFrame | None:
 def paint_of(
     view: RunView, boxes: Iterable[tuple[str, tuple[str, ...]]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Returns the paint of each box and the legend.
+    """Return the paint of each box and the legend.
 
     Shows the time of a module in the forward and backward pass, including modules within it: the
     time on the device or, if no device was used, on the host. A folded group shows the time of its

@@ -17,7 +17,7 @@ _SPACES = {" ": "\u2423", "\n": "\u23ce", "\t": "\u21e5"}
 
 
 def has_tokens(view: RunView, slot: Slot) -> bool:
-    """Returns whether the integers in a tensor are ids of declared tokens."""
+    """Return whether the integers in a tensor are ids of declared tokens."""
     given = slot.kind in ("input", "target") or _is_looked_up(slot)
     if not given or slot.pass_ != "forward" or "int" not in slot.dtype:
         return False
@@ -53,20 +53,20 @@ def _declared(view: RunView, slot: Slot) -> bool:
 
 
 def spelled(view: RunView, ids: NDArray[Any]) -> list[str]:
-    """Returns the token for each id; ids that have no token are unchanged."""
+    """Return the token for each id; ids that have no token are unchanged."""
     words = _words(view)
     return [words[i] if 0 <= i < len(words) and words[i] else str(i) for i in ids.ravel().tolist()]
 
 
 def labels(view: RunView, ids: NDArray[Any]) -> NDArray[np.object_]:
-    """Returns a label for each id, of the same shape; see `label`."""
+    """Return a label for each id, of the same shape; see `label`."""
     out = np.empty(ids.size, object)
     out[:] = [label(word) for word in spelled(view, ids)]
     return out.reshape(ids.shape)
 
 
 def joined(words: Iterable[str]) -> str:
-    """Returns tokens as text. Spaces are added unless tokens are letters or contain the spaces."""
+    """Return tokens as text. Spaces are added unless tokens are letters or contain the spaces."""
     parts = [*words]
     letters = all(len(part) == 1 for part in parts)
     spaced = any(len(part) > 1 and part.startswith(" ") for part in parts)
@@ -74,6 +74,6 @@ def joined(words: Iterable[str]) -> str:
 
 
 def label(word: str) -> str:
-    """Returns a token as it is shown: white space as a sign, and invisible characters escaped."""
+    """Return a token as it is shown: white space as a sign, and invisible characters escaped."""
     blank = word.isspace() and all(letter in _SPACES for letter in word)
     return "".join(_SPACES[letter] for letter in word) if blank else visible(word)

@@ -19,7 +19,7 @@ class Unrecorded:
 
 
 def why_unrecorded(view: RunView, slot: Slot | None, at: Selection) -> Unrecorded:
-    """Returns the reason why `slot` has no values at the selected step."""
+    """Return the reason why `slot` has no values at the selected step."""
     if at.step is None:
         return Unrecorded("No records yet.")
     if slot is None:
@@ -39,7 +39,7 @@ def why_unrecorded(view: RunView, slot: Slot | None, at: Selection) -> Unrecorde
 
 
 def asking(view: RunView, slot: Slot) -> str:
-    """Returns the spec entry that records the values of a slot."""
+    """Return the spec entry that records the values of a slot."""
     paths = [m.get("path") for m in view.run.modules if m.get("node") == slot.node]
     capture = _capture(slot)
     if paths and paths[0]:

@@ -29,7 +29,7 @@ OUTLIER, ENOUGH = 4.0, 8
 def paint_of(
     view: RunView, at: Selection, graph: Graph, boxes: Iterable[tuple[str, tuple[str, ...]]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """Returns the paint of each box and the legend.
+    """Return the paint of each box and the legend.
 
     Shows the selected sample. If an aggregate is selected, shows each tensor's most unusual sample
     with its number. A folded group shows the largest distance inside it.
@@ -55,7 +55,7 @@ def paint_of(
 
 
 def _batch_size(view: RunView, at: Selection) -> int:
-    """Returns the number of samples in the batch of the selected tensor; 0 without a batch dim."""
+    """Return the number of samples in the batch of the selected tensor; 0 without a batch dim."""
     slot = next((slot for slot in slots_of(view, at) if slot is not None), None)
     if slot is None or slot.batch_dim is None:
         return 0
@@ -63,7 +63,7 @@ def _batch_size(view: RunView, at: Selection) -> int:
 
 
 def distances(view: RunView, at: Selection, graph: Graph) -> dict[str, tuple[int, float]]:
-    """Returns the number and the distance of the shown sample at each node."""
+    """Return the number and the distance of the shown sample at each node."""
     wide = at.wide
     if at.step is None:
         return {}
@@ -88,7 +88,7 @@ def distances(view: RunView, at: Selection, graph: Graph) -> dict[str, tuple[int
 
 
 def beginning(graph: Graph, found: dict[str, tuple[int, float]]) -> str:
-    """Returns the first node, in execution order, at which the sample is an outlier, or ""."""
+    """Return the first node, in execution order, at which the sample is an outlier, or ""."""
     first = sorted(graph.nodes, key=lambda node: node.order)
     return next((n.name for n in first if abs(found.get(n.name, (0, 0.0))[1]) >= OUTLIER), "")
 

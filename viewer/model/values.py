@@ -59,7 +59,7 @@ class ValuesPicture:
 def values_picture(
     view: RunView, slot: Slot | None, at: Selection, *, relative: bool = False
 ) -> ValuesPicture:
-    """Returns the values of `slot` at the selected step: all samples, or the selected one.
+    """Return the values of `slot` at the selected step: all samples, or the selected one.
 
     If `relative`, each value is compared with the same value of the other samples.
     """
@@ -91,7 +91,7 @@ def values_picture(
 
 
 def standardised(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Returns (value - mean) / standard deviation over the samples, [samples, ...].
+    """Return (value - mean) / standard deviation over the samples, [samples, ...].
 
     The mean and the deviation (of the population) are those of the same value in all recorded
     samples. Values in which the samples agree are 0.
@@ -106,7 +106,7 @@ def standardised(values: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _scale(view: RunView, slot: Slot, at: Selection) -> float:
-    """Returns the largest limit over some steps, which are spread over the whole run."""
+    """Return the largest limit over some steps, which are spread over the whole run."""
 
     def read() -> float:
         steps = view.steps(at.type)

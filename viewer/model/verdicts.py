@@ -50,7 +50,7 @@ _turn = threading.Lock()  # one check at a time per process, because checks take
 
 
 def found(view: RunView) -> Found:
-    """Returns the latest check or, if records have been added since, the stored results."""
+    """Return the latest check or, if records have been added since, the stored results."""
     look = _looks.get(view)
     kept: Diagnosis | None = view.now("stored findings", lambda: stored(view.run))
     if look is None:
@@ -66,7 +66,7 @@ def found(view: RunView) -> Found:
 
 
 def look(view: RunView) -> threading.Event:
-    """Starts a check of the whole run unless one is running; returns an event set at its end.
+    """Start a check of the whole run unless one is running; returns an event set at its end.
 
     Opens the run separately on a background thread, so that the page stays responsive. Sessions
     detect the end of the check through `looks`.
@@ -85,13 +85,13 @@ def look(view: RunView) -> threading.Event:
 
 
 def looks(view: RunView) -> int:
-    """Returns the number of finished checks of a run."""
+    """Return the number of finished checks of a run."""
     look = _looks.get(view)
     return 0 if look is None else look.number - (not look.over.is_set())
 
 
 def looked_at(view: RunView) -> bool:
-    """Returns whether a check has ever been started."""
+    """Return whether a check has ever been started."""
     return view in _looks
 
 

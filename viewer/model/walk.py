@@ -49,7 +49,7 @@ class Stop:
 
 
 def walk_of(view: RunView, finding: Finding) -> tuple[Stop, ...]:
-    """Returns the stops of a finding.
+    """Return the stops of a finding.
 
     They show where and when the problem begins, the tensors from the probable cause to that place
     (or, if the cause is unknown, the tensors that feed it), other tensors with the same problem,
@@ -72,7 +72,7 @@ def walk_of(view: RunView, finding: Finding) -> tuple[Stop, ...]:
 
 
 def walk_place(token: str) -> tuple[int, int]:
-    """Returns the position of the finding and the stop from the state; -1 and 0 outside a walk."""
+    """Return the position of the finding and the stop from the state; -1 and 0 outside a walk."""
     number_, _, stop = token.partition(".")
     return (int(number_), int(stop or 0)) if number_.isdecimal() else (-1, 0)
 
@@ -80,7 +80,7 @@ def walk_place(token: str) -> tuple[int, int]:
 def moves_to(
     view: RunView, at: Selection, finding: Finding, place: tuple[int, int], stop: Stop
 ) -> dict[str, Any]:
-    """Returns the state changes that show a stop.
+    """Return the state changes that show a stop.
 
     Args:
         view: The run.
@@ -96,7 +96,7 @@ def moves_to(
 
 
 def finding_at(view: RunView, number_: int) -> Finding | None:
-    """Returns the finding with that position in the list; None if there is none."""
+    """Return the finding with that position in the list; None if there is none."""
     findings = findings_of(view)
     return findings[number_] if 0 <= number_ < len(findings) else None
 
@@ -114,19 +114,19 @@ def _beginning(view: RunView, finding: Finding) -> Stop:
 
 
 def _measured(view: RunView, finding: Finding) -> str:
-    """Returns the statistic measured by a finding's rule; "" unless it is a single one."""
+    """Return the statistic measured by a finding's rule; "" unless it is a single one."""
     statistic = statistic_of(finding.rule)
     return statistic if statistic is not None and statistic in view.run.statistics else ""
 
 
 def _clearest(finding: Finding) -> int:
-    """Returns the step at which the rule measured the worst number, or else the first step."""
+    """Return the step at which the rule measured the worst number, or else the first step."""
     worst = finding.evidence.get("worst_step")
     return worst if isinstance(worst, int) else finding.first_step
 
 
 def _feeding(view: RunView, place: Place, step: int) -> list[Stop]:
-    """Returns the recorded tensors that the tensor at `place` is computed from."""
+    """Return the recorded tensors that the tensor at `place` is computed from."""
     at = Selection(step=nearest(view.steps(""), step), node=place.node, role=place.role)
     graph = graph_of(view, at)
     me = graph.name_of(at)
@@ -146,7 +146,7 @@ def _feeding(view: RunView, place: Place, step: int) -> list[Stop]:
 
 
 def _recorded(view: RunView, node: str, like: Place) -> Place | None:
-    """Returns the tensor of a node in the same pass, in the nearest iteration."""
+    """Return the tensor of a node in the same pass, in the nearest iteration."""
     for role in view.roles(node):
         known = view.iterations(node, role)
         iteration = nearest(np.array(known), like.iteration)
@@ -180,7 +180,7 @@ def _advice(finding: Finding) -> Stop:
 
 
 def _written(value: float) -> str:
-    """Returns a number as text; counts, which rules store as floats, get no decimals."""
+    """Return a number as text; counts, which rules store as floats, get no decimals."""
     return (
         count(int(value)) if math.isfinite(value) and float(value).is_integer() else number(value)
     )
@@ -200,7 +200,7 @@ def _send(place: Place | None, step: int, sample: int | None = None, statistic: 
 
 
 def _compared(view: RunView, before: Place, after: Place, step: int) -> str:
-    """Returns one sentence that compares the extremes of two tensors at a step."""
+    """Return one sentence that compares the extremes of two tensors at a step."""
     at = nearest(view.steps(""), step)
     lines = [_numbers(view, slot_at(view, place), at) for place in (before, after)]
     text = _extremes(lines[1], one=True)
@@ -217,7 +217,7 @@ def _compared(view: RunView, before: Place, after: Place, step: int) -> str:
 
 
 def slot_at(view: RunView, place: Place) -> Slot | None:
-    """Returns the slot of a place; None if it is not recorded."""
+    """Return the slot of a place; None if it is not recorded."""
     return view.passes(place.node, place.role, place.iteration).get(place.pass_)
 
 
@@ -233,7 +233,7 @@ _CALLED = {
 
 
 def _seen(view: RunView, place: Place, step: int, statistic: str = "") -> str:
-    """Returns one sentence with the tensor's numbers at a step.
+    """Return one sentence with the tensor's numbers at a step.
 
     Args:
         view: The run.
@@ -263,7 +263,7 @@ def _seen(view: RunView, place: Place, step: int, statistic: str = "") -> str:
 
 
 def _extremes(line: dict[str, float], *, one: bool = False) -> str:
-    """Returns the text after "values of x", or after "x" if `one`; "" if extremes are unknown."""
+    """Return the text after "values of x", or after "x" if `one`; "" if extremes are unknown."""
     low, high = line.get("min", math.nan), line.get("max", math.nan)
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
@@ -273,7 +273,7 @@ def _extremes(line: dict[str, float], *, one: bool = False) -> str:
 
 
 def _single(view: RunView, slot: Slot, line: dict[str, float]) -> str:
-    """Returns text about the statistic that fits a tensor whose extremes are unknown."""
+    """Return text about the statistic that fits a tensor whose extremes are unknown."""
     statistic = fitting(view, slot).statistic
     value = line.get(statistic, math.nan)
     return "" if math.isnan(value) else f"have a {rule_label(statistic)} of {number(value)}"

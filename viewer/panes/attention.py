@@ -38,18 +38,18 @@ class AttentionPane(Pane):
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Creates the drawing."""
+        """Create the drawing."""
         self.view = AttentionView(sizing_mode="stretch_width", margin=0)
         self.view.on_message(self._on_message)
         self._layers: list[Slot] = []
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the drawing, which handles clicks."""
+        """Return the drawing, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Sends the weights of the selected layer, and the thumbnails of all layers."""
+        """Send the weights of the selected layer, and the thumbnails of all layers."""
         self._layers = layers(shown.view)
         slot = layer_at(shown.view, shown.at)
         if slot is None:
@@ -97,14 +97,14 @@ def _name(slot: Slot) -> str:
 
 
 def _largest(weights: Floats) -> Floats:
-    """Returns the largest weight of each head, [heads]."""
+    """Return the largest weight of each head, [heads]."""
     finite = np.nan_to_num(weights, nan=0.0, posinf=0.0, neginf=0.0)
     largest: Floats = finite.reshape(len(weights), -1).max(1, initial=0.0)
     return largest
 
 
 def _bytes(weights: Floats) -> str:
-    """Returns the weights as base64 of bytes; 255 is the largest weight of each head."""
+    """Return the weights as base64 of bytes; 255 is the largest weight of each head."""
     most = _largest(weights)[:, None, None]
     share = np.divide(weights, most, out=np.zeros_like(weights), where=most > 0)
     share = np.nan_to_num(share, nan=0.0)

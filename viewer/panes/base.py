@@ -89,25 +89,25 @@ class Pane(ABC):
 
     @abstractmethod
     def build(self) -> Any:
-        """Creates the pane's objects and returns the outermost one."""
+        """Create the pane's objects and return the outermost one."""
 
     @abstractmethod
     def update(self, shown: Shown) -> None:
-        """Updates the objects in place to show `shown`."""
+        """Update the objects in place to show `shown`."""
 
     def components(self) -> list[Any]:
-        """Returns the browser components to notify when the page is ready."""
+        """Return the browser components to notify when the page is ready."""
         return []
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figures that users can download."""
+        """Return the figures that users can download."""
         return []
 
     def _name(self) -> str:
         return type(self).__name__.removesuffix("Pane") + " pane"
 
     def refresh(self, shown: Shown) -> None:
-        """Updates the pane. If an error occurs, a message replaces this pane only."""
+        """Update the pane. If an error occurs, a message replaces this pane only."""
         self._shown = shown
         try:
             self.update(shown)
@@ -122,7 +122,7 @@ class Pane(ABC):
                 self._problem.visible, self._body.visible = False, True
 
     def again(self) -> None:
-        """Updates the pane for a reason other than a state change."""
+        """Update the pane for a reason other than a state change."""
         if self._shown is not None:
             self.refresh(self._shown)
 
@@ -134,7 +134,7 @@ _FAULT = (
 
 
 def problem_card(title: str, error: BaseException) -> str:
-    """Returns a card that describes an error, with its code location for a bug report."""
+    """Return a card that describes an error, with its code location for a bug report."""
     where = ""
     if not isinstance(error, ComgraError):
         lines = traceback.format_exception(error)
@@ -151,7 +151,7 @@ SAVE = "save:csv"
 
 
 def save_button(what: str) -> str:
-    """Returns a button for an `HtmlView` that downloads its table as CSV."""
+    """Return a button for an `HtmlView` that downloads its table as CSV."""
     return (
         f'<button type="button" class="take" data-send="{SAVE}" '
         f'aria-label="Save {_e(what)} as CSV" title="Save {_e(what)} as CSV">CSV</button>'
@@ -159,12 +159,12 @@ def save_button(what: str) -> str:
 
 
 def hand_table(view: HtmlView, at: Selection, what: str, content: bytes) -> None:
-    """Sends a table to the user as a CSV file."""
+    """Send a table to the user as a CSV file."""
     name = clean_name(at.node, f"step{at.step}", what, ending=".csv")
     view.hand_over(name, content, kind=CSV)
 
 
 def html_view(css: str = "", **params: Any) -> HtmlView:
-    """Returns an `HtmlView` with the viewer's style sheet."""
+    """Return an `HtmlView` with the viewer's style sheet."""
     params = {"sizing_mode": "stretch_width", "margin": 0, **params}
     return HtmlView(css=CSS + css, **params)

@@ -33,17 +33,17 @@ class BetweenPane(Pane):
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self.view = html_view(_CSS)
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the HTML view, which handles clicks."""
+        """Return the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the line if a second node is chosen."""
+        """Rewrite the line if a second node is chosen."""
         found = between_of(shown.view, shown.at, shown.between) if shown.between else None
         if self.panel.visible != (found is not None):
             self.panel.visible = found is not None

@@ -94,7 +94,7 @@ class ComparePane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the choices, the figure and both tables."""
+        """Create the choices, the figure and both tables."""
         self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW])
         self.choices.css_classes = ["choices"]
         self.choices.on_message(self._choose)
@@ -110,11 +110,11 @@ class ComparePane(Pane):
         )  # fmt: skip
 
     def components(self) -> list[Any]:
-        """Returns choices and tables, which handle clicks."""
+        """Return choices and tables, which handle clicks."""
         return [self.choices, self.table, self.nodes]
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV contains every record of both sides."""
+        """Return the figure; its CSV contains every record of both sides."""
         return [Exhibit(self.figure.frame.figure, "comparison", self._csv)]
 
     def _csv(self) -> bytes:
@@ -125,7 +125,7 @@ class ComparePane(Pane):
         return overlay_csv(shown.view, slot, shown.other, shown.at)
 
     def update(self, shown: Shown) -> None:
-        """Updates the comparison; sends only what has changed."""
+        """Update the comparison; sends only what has changed."""
         other = shown.other
         if other is None:
             return  # another section is visible
@@ -213,7 +213,7 @@ class ComparePane(Pane):
             self.again()
 
     def _show_difference(self, number: int) -> None:
-        """Selects the tensor and step of a difference, on both sides."""
+        """Select the tensor and step of a difference, on both sides."""
         shown = self._shown
         if shown is None or shown.other is None:
             return

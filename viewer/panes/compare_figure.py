@@ -48,7 +48,7 @@ class OverlayFigure:
         self.panel = self.frame.pane()
 
     def draw(self, overlay: Overlay, other: Other, *, at: Selection, log: bool, axis: str) -> None:
-        """Draws both series and both step markers."""
+        """Draw both series and both step markers."""
         lines = [overlay.here, overlay.there]
         drawn = [None if line is None else line.logarithmic() if log else line for line in lines]
         for source, line, raw, (side, _) in zip(self.sources, drawn, lines, _SIDES, strict=True):
@@ -84,7 +84,7 @@ def _data(line: Curve | None, raw: Curve | None, side: str) -> dict[str, Any]:
 
 
 def _same(data: dict[str, Any], shown: Any) -> bool:
-    """Returns whether the lines are already shown; if so, a step change sends no lines."""
+    """Return whether the lines are already shown; if so, a step change sends no lines."""
     return all(np.array_equal(data[k], shown[k], equal_nan=True) for k in ("x", "y", "value"))
 
 

@@ -27,7 +27,7 @@ _LONG = 120  # maximum characters of a setting
 def statistics_html(
     rows: list[tuple[str, Pair]], at: Selection, other: Other, *, slot: Slot | None, note: str
 ) -> tuple[str, list[str]]:
-    """Returns the table of both sides as HTML, and its messages."""
+    """Return the table of both sides as HTML, and its messages."""
     chips = [] if slot is None else [slot.role, pass_label(slot.pass_)]
     parts = "".join(f'<span class="chip">{_e(chip)}</span>' for chip in chips)
     where = other.run.rpartition("/")[2] if other.run else "this run"
@@ -50,7 +50,7 @@ def statistics_html(
 
 
 def parting_html(search: Search | None) -> str:
-    """Returns where the runs diverge, or a button that searches for it."""
+    """Return where the runs diverge, or a button that searches for it."""
     title = "<h2>Where do the runs diverge?</h2>"
     button = f'<button type="button" class="act" data-send="{PART}">'
     if search is None:
@@ -76,14 +76,14 @@ def parting_html(search: Search | None) -> str:
 
 
 def parting_tokens(search: Search | None) -> list[str]:
-    """Returns the messages that `parting_html` may send."""
+    """Return the messages that `parting_html` may send."""
     if search is None or search.found is None:
         return []
     return [f"part:{number}" for number in range(len(search.found.differences[:_LISTED]))]
 
 
 def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
-    """Returns the tensors that differ most and the unmatched nodes as HTML, and its messages."""
+    """Return the tensors that differ most and the unmatched nodes as HTML, and its messages."""
     lines = "".join(_ranked_line(row, at) for row in ranking.rows)
     content = (
         f"<h2>Largest differences in {_e(at.wide.statistic)} {save_button('all differences')}</h2>"
@@ -102,7 +102,7 @@ def ranking_html(ranking: Ranking, at: Selection) -> tuple[str, list[str]]:
 
 
 def _compared(ranking: Ranking) -> str:
-    """Returns a sentence with the numbers of compared and omitted tensors."""
+    """Return a sentence with the numbers of compared and omitted tensors."""
     both, shown = ranking.compared, len(ranking.rows)
     text = f"{count(both) if both else 'No'} {_tensors(both)} recorded at both steps"
     text += f"; showing the {shown} largest differences." if shown < both else "."
@@ -117,7 +117,7 @@ def _tensors(number: int) -> str:
 
 
 def settings_html(settings: list[tuple[str, str, str]], *, same: bool) -> str:
-    """Returns the settings that differ between the two runs, as HTML."""
+    """Return the settings that differ between the two runs, as HTML."""
     if same:
         return ""
     if not settings:

@@ -40,7 +40,7 @@ class CustomPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the container for the cards and for an error in the whole file."""
+        """Create the container for the cards and for an error in the whole file."""
         self._trouble = html_view(visible=False)
         self._grid = pn.Column(sizing_mode="stretch_width", margin=0, stylesheets=[_GRID])
         return pn.Column(self._trouble, self._grid, sizing_mode="stretch_width", margin=0)
@@ -85,7 +85,7 @@ class _Card:
         )  # fmt: skip
 
     def update(self, look: Look, revision: int) -> None:
-        """Updates the view if something that it reads has changed."""
+        """Update the view if something that it reads has changed."""
         key = (look.run, revision if "run" in self._view.reads else 0,
                *(getattr(look, name) for name in sorted(self._view.reads)))  # fmt: skip
         if key == self._key:
@@ -112,7 +112,7 @@ class _Card:
 
 
 def _followed(look: Look, revision: int) -> dict[str, Any]:
-    """Returns the values of the stream `Selected`."""
+    """Return the values of the stream `Selected`."""
     names = ("run", "node", "role", "iteration", "step", "type", "statistic", "sample")
     brush = look.brush
     brushed = {"samples": brush.samples, "steps": brush.steps, "runs": brush.runs}
@@ -120,7 +120,7 @@ def _followed(look: Look, revision: int) -> dict[str, Any]:
 
 
 def look_of(shown: Shown, act: Act, links: Links) -> Look:
-    """Returns the `Look` for a custom view."""
+    """Return the `Look` for a custom view."""
     at = shown.at
     return Look(
         run=shown.view.run, step=at.step, type=at.type, node=at.node, role=at.role,
@@ -130,7 +130,7 @@ def look_of(shown: Shown, act: Act, links: Links) -> Look:
 
 
 def trouble_card(title: str, error: BaseException) -> str:
-    """Returns an error card for the user's file. The traceback starts in the user's code."""
+    """Return an error card for the user's file. The traceback starts in the user's code."""
     text = str(error) or type(error).__name__
     if not isinstance(error, ComgraError):
         trace = error.__traceback__

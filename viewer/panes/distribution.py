@@ -35,7 +35,7 @@ class DistributionPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the figure with one image."""
+        """Create the figure with one image."""
         tooltips = [SUBJECT, Row("step", "$x", "step"), Row("value", "$y")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         self._image = ColumnDataSource({name: [] for name in IMAGE})
@@ -48,7 +48,7 @@ class DistributionPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV contains the histograms as recorded."""
+        """Return the figure; its CSV contains the histograms as recorded."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} distribution", self._csv)]
 
     def _csv(self) -> bytes:
@@ -57,7 +57,7 @@ class DistributionPane(Pane):
         return distribution_csv(view, slots_of(view, at)[self._place], at)
 
     def update(self, shown: Shown) -> None:
-        """Redraws the image if the tensor has changed. Always moves the step marker."""
+        """Redraw the image if the tensor has changed. Always moves the step marker."""
         at, within = shown.at, self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
                at.gradient, within)  # fmt: skip
@@ -89,7 +89,7 @@ class DistributionPane(Pane):
 
 
 def shades(image: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Returns the shade index of each cell as uint8, an eighth of the size. NaN becomes 0.
+    """Return the shade index of each cell as uint8, an eighth of the size. NaN becomes 0.
 
     Shade 0 is transparent. The values of `image` [rows, columns] are between 0 and 1.
     """

@@ -120,7 +120,7 @@ class Frame:
         self._step: int | None = None
 
     def pane(self) -> pn.pane.Bokeh:
-        """Returns the figure as a Panel object that fills its cell."""
+        """Return the figure as a Panel object that fills its cell."""
         return pn.pane.Bokeh(  # type: ignore[no-untyped-call]
             self.figure, sizing_mode="stretch_both", margin=0
         )
@@ -137,7 +137,7 @@ class Frame:
             self._title.text = bokeh_text(text)
 
     def mark_step(self, step: int | None) -> None:
-        """Moves the vertical line to the current step; None hides it."""
+        """Move the vertical line to the current step; None hides it."""
         if self._span is None:
             self._span = Span(  # an overlay moves without repainting the data
                 location=0, dimension="height", line_color=RED, line_width=1.5, level="overlay"
@@ -149,7 +149,7 @@ class Frame:
         self._show_step()
 
     def _show_step(self) -> None:
-        """Shows the line at the current step, unless a message takes its place."""
+        """Show the line at the current step, unless a message takes its place."""
         seen = self._step is not None and not len(self._message.data["text"])
         if self._span is not None and self._span.visible != seen:
             self._span.visible = seen
@@ -161,7 +161,7 @@ class Frame:
         return None if self._home.get("x", now) == now else now
 
     def on_zoom(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` when the user zooms this figure or one that shares its x axis."""
+        """Call `callback` when the user zooms this figure or one that shares its x axis."""
         zoomed = False
 
         def notify(_event: object) -> None:  # with an argument, as notebooks require
@@ -179,13 +179,13 @@ class Frame:
             self._x.on_change(end, back)
 
     def on_tap(self, callback: Callable[[float, float], None]) -> None:
-        """Calls `callback(x, y)`, in data units, whenever the user clicks in the plot area."""
+        """Call `callback(x, y)`, in data units, whenever the user clicks in the plot area."""
         self.figure.on_event(Tap, lambda event: callback(event.x, event.y))
 
     def show(
         self, *, x: tuple[float, float] | None = None, y: tuple[float, float] | None = None
     ) -> None:
-        """Sets ranges that contain all data; a zoomed axis does not change."""
+        """Set ranges that contain all data; a zoomed axis does not change."""
         if x is not None:
             self._range("x", self._x, x)
         if y is not None:
@@ -201,19 +201,19 @@ class Frame:
             self.figure.yaxis.ticker = self._log if log else self._linear
 
     def label(self, *x: str) -> None:
-        """Sets the label of the x axis, in one or more lines."""
+        """Set the label of the x axis, in one or more lines."""
         if self._below != x:
             self._below = x
             self.figure.xaxis[0].axis_label = bokeh_text(*x)
 
     def label_left(self, y: str) -> None:
-        """Sets the label of the y axis."""
+        """Set the label of the y axis."""
         if self._left != y:
             self._left = y
             self.figure.yaxis[0].axis_label = bokeh_text(y)
 
     def show_message(self, text: str) -> None:
-        """Shows a message in the middle of the empty figure; "" removes it."""
+        """Show a message in the middle of the empty figure; "" removes it."""
         known = list(self._message.data["text"])
         if known == ([text] if text else []):
             return
@@ -242,7 +242,7 @@ class Frame:
 
 
 def wrapped(text: str, width: int = 34) -> str:
-    """Returns a message wrapped into lines of about `width` characters."""
+    """Return a message wrapped into lines of about `width` characters."""
     lines, line = [], ""
     for word in text.split():
         if line and len(line) + len(word) + 1 > width:
@@ -254,13 +254,13 @@ def wrapped(text: str, width: int = 34) -> str:
 
 
 def image(fig: Any, source: ColumnDataSource, mapper: LinearColorMapper) -> GlyphRenderer[Any]:
-    """Draws the images in `source` (columns `IMAGE`) into a figure."""
+    """Draw the images in `source` (columns `IMAGE`) into a figure."""
     columns: dict[str, Any] = {name: name for name in IMAGE}
     return plainly(fig, Image(**columns, color_mapper=mapper), source)
 
 
 def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[Any]:
-    """Draws a glyph into a figure.
+    """Draw a glyph into a figure.
 
     Bokeh's figure methods would add four copies of it for selection and hover states. These copies
     would make up most of the objects on the page. The viewer does not use selections in figures.
@@ -273,7 +273,7 @@ def plainly(fig: Any, glyph: Glyph, source: ColumnDataSource) -> GlyphRenderer[A
 
 
 def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
-    """Returns a legend in the upper right corner, in theme colours."""
+    """Return a legend in the upper right corner, in theme colours."""
     return Legend(
         items=items,
         visible=visible,
@@ -287,19 +287,19 @@ def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
 
 
 def put(source: ColumnDataSource, data: dict[str, Any]) -> None:
-    """Replaces the data in a source. Sends nothing if the source was empty and remains empty."""
+    """Replace the data in a source. Sends nothing if the source was empty and remains empty."""
     columns: tuple[Any, ...] = (*data.values(), *dict(source.data).values())
     if any(len(column) for column in columns):
         source.data = data
 
 
 def whole() -> CustomJSTickFormatter:
-    """Returns a formatter for axes of steps or indices."""
+    """Return a formatter for axes of steps or indices."""
     return CustomJSTickFormatter(code=_WHOLE)
 
 
 def unit_range() -> Range1d:
-    """Returns a range from 0 to 1."""
+    """Return a range from 0 to 1."""
     return Range1d(start=0, end=1)
 
 

@@ -33,17 +33,17 @@ class FindingsPane(Pane):
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self.view = html_view()
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the HTML view, which handles clicks."""
+        """Return the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the content if anything has changed.
+        """Rewrite the content if anything has changed.
 
         Runs the rules once if the run is not live.
         """
@@ -54,7 +54,7 @@ class FindingsPane(Pane):
             self.view.param.update(html=content, tokens=_tokens(content))
 
     def _look(self, shown: Shown) -> None:
-        """Starts a check in the background. The session detects its end by polling."""
+        """Start a check in the background. The session detects its end by polling."""
         over = look(shown.view)
         if pn.state.curdoc is None:  # a notebook has no polling
             over.wait()
@@ -79,7 +79,7 @@ class FindingsPane(Pane):
             self.act(**jump(self._shown.view, self._shown.at, sent))
 
     def _walk(self, shown: Shown, number: int) -> None:
-        """Starts the walk through the evidence of a finding."""
+        """Start the walk through the evidence of a finding."""
         finding = finding_at(shown.view, number)
         if finding is not None:
             stop = walk_of(shown.view, finding)[0]
@@ -87,7 +87,7 @@ class FindingsPane(Pane):
 
 
 def page_of(known: Found, shown: Shown) -> str:
-    """Returns the whole section as HTML."""
+    """Return the whole section as HTML."""
     diagnosis = known.diagnosis
     parts = [_ended(ending_of(shown.view)), _bar(known)]
     if diagnosis is not None:
@@ -102,7 +102,7 @@ def page_of(known: Found, shown: Shown) -> str:
 
 
 def _ended(ending: Ending | None) -> str:
-    """Returns why the program ended; its stack and memory are folded."""
+    """Return why the program ended; its stack and memory are folded."""
     if ending is None:
         return ""
     parts = []
@@ -181,13 +181,13 @@ def _check(check: Check) -> str:
 
 
 def _unseen(diagnosis: Diagnosis) -> str:
-    """Returns the limitations of the checklist, which are always shown with it."""
+    """Return the limitations of the checklist, which are always shown with it."""
     lines = "".join(f"<p>{_e(sentence)}</p>" for sentence in unseen(diagnosis))
     return f'<div class="caveats">{lines}</div>'
 
 
 def _list(findings: Sequence[Finding], shown: Shown) -> str:
-    """Returns the findings, each followed by its folded consequences."""
+    """Return the findings, each followed by its folded consequences."""
     parts = ["<h3>Findings, most important first</h3>"]
     places = {id(finding): number for number, finding in enumerate(findings)}
     for finding in roots_of(findings):
@@ -311,6 +311,6 @@ def _button(send: str, text: str, class_: str = "go", *, title: str = "") -> str
 
 
 def _tokens(content: str) -> list[str]:
-    """Returns the messages that the page may send: all of its `data-send` values."""
+    """Return the messages that the page may send: all of its `data-send` values."""
     pieces = content.split('data-send="')[1:]
     return sorted({html.unescape(piece.partition('"')[0]) for piece in pieces})

@@ -39,7 +39,7 @@ class GraphPane(Pane):
     )  # fmt: skip
 
     def build(self) -> Any:
-        """Creates the drawing."""
+        """Create the drawing."""
         self._graph: Graph | None = None
         self._expanded: frozenset[str] | None = None
         self._opened: frozenset[str] = frozenset()
@@ -55,15 +55,15 @@ class GraphPane(Pane):
         return self.view
 
     def on_fit(self, callback: Callable[[], None]) -> None:
-        """Calls `callback()` when the size of the drawing area has changed."""
+        """Call `callback()` when the size of the drawing area has changed."""
         self._fitted = callback
 
     def on_look(self, callback: Callable[[str, str], None]) -> None:
-        """Calls `callback(node, role)` when the pointer rests on a node, before a likely click."""
+        """Call `callback(node, role)` when the pointer rests on a node, before a likely click."""
         self._look = callback
 
     def components(self) -> list[Any]:
-        """Returns the drawing, which handles clicks."""
+        """Return the drawing, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
@@ -111,7 +111,7 @@ class GraphPane(Pane):
         self.view.put(**changes)
 
     def _path(self, shown: Shown, graph: Graph) -> list[str]:
-        """Returns the boxes on the chosen path between two nodes."""
+        """Return the boxes on the chosen path between two nodes."""
         found = between_of(shown.view, shown.at, shown.between) if shown.between else None
         if found is None or not found.paths:
             return []
@@ -120,7 +120,7 @@ class GraphPane(Pane):
         return boxes_of(self._scene, graph, path.slots)
 
     def revealed(self, node: str) -> frozenset[str] | None:
-        """Returns the groups to expand so that a node gets its own box."""
+        """Return the groups to expand so that a node gets its own box."""
         box = None if self._scene is None else box_of(self._scene, node)
         opened = expansion_for(node, self._opened)
         if box is None or box == node or opened == self._opened:
@@ -190,12 +190,12 @@ class GraphPane(Pane):
             self._select(found, expanded=expansion_for(found, self._opened))
 
     def _select(self, name: str, **changes: Any) -> None:
-        """Selects a drawn node without changing which groups are folded."""
+        """Select a drawn node without changing which groups are folded."""
         node, role = self._tensor(name)
         self.act(**{"node": node, "role": role, "expanded": self._expanded, **changes})
 
     def _tensor(self, name: str) -> tuple[str, str]:
-        """Returns the node and role of a drawn node. A parameter belongs to its module's node."""
+        """Return the node and role of a drawn node. A parameter belongs to its module's node."""
         assert self._graph is not None
         node, role = self._graph.parameters.get(name, (name, ""))
         if not role and self._shown is not None:
@@ -207,7 +207,7 @@ class GraphPane(Pane):
 
 
 def best_match(names: list[str], text: str) -> str | None:
-    """Returns the best match: an exact name, or else the shortest name that contains `text`.
+    """Return the best match: an exact name, or else the shortest name that contains `text`.
 
     Names that end with the text are preferred.
     """

@@ -97,13 +97,13 @@ class Hover:
         )
 
     def put(self, rows: list[Row]) -> None:
-        """Replaces the rows, whose fields must have been passed to the constructor."""
+        """Replace the rows, whose fields must have been passed to the constructor."""
         tooltips = [(row.label, _shown(row)) for row in rows]
         if self.tool.tooltips != tooltips:
             self.tool.tooltips = tooltips
 
     def along(self, lines: list[Any]) -> None:
-        """Shows the nearest point of each line, even if the pointer is far above or below it."""
+        """Show the nearest point of each line, even if the pointer is far above or below it."""
         self.tool.update(renderers=lines, line_policy="nearest", mode="vline")
 
     def name(
@@ -112,7 +112,7 @@ class Hover:
         names: list[str] | None = None,
         place: Mapping[str, object] | None = None,
     ) -> None:
-        """Sets the name of the tensor, the names of the rows of a heat map, and those of axes."""
+        """Set the name of the tensor, the names of the rows of a heat map, and those of axes."""
         args: dict[str, Any] = {
             "subject": visible(subject),
             "names": [visible(name) for name in names or []],
@@ -127,7 +127,7 @@ def _shown(row: Row) -> str:
 
 
 def marked(values: NDArray[np.float64], broken: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the numbers in a heat map for a tooltip of the "cell" kind, all of the same shape.
+    """Return the numbers in a heat map for a tooltip of the "cell" kind, all of the same shape.
 
     Bokeh replaces NaN with "NaN" before a formatter runs, so missing numbers become minus infinity,
     and numbers of tensors that contained NaN or infinity become infinity.

@@ -24,7 +24,7 @@ class Inline(np.ndarray[Any, Any], Serializable):
     """
 
     def to_serializable(self, serializer: Serializer) -> NDArrayRep:
-        """Returns the representation that Bokeh uses if it sends no buffers."""
+        """Return the representation that Bokeh uses if it sends no buffers."""
         if self.nbytes > _LARGE:
             rep: NDArrayRep = serializer.encode(self.view(np.ndarray))
             return rep
@@ -39,7 +39,7 @@ class Inline(np.ndarray[Any, Any], Serializable):
 
 
 def inline(values: ArrayLike, dtype: DTypeLike = np.float32) -> Inline:
-    """Returns values as an array that is sent inside its message.
+    """Return values as an array that is sent inside its message.
 
     Args:
         values: Numbers of any shape. Numbers that overflow `dtype` become infinite.
@@ -50,7 +50,7 @@ def inline(values: ArrayLike, dtype: DTypeLike = np.float32) -> Inline:
 
 
 def inline_steps(steps: ArrayLike) -> Inline:
-    """Returns integers as an inline array that is valid in JavaScript, without 64-bit integers."""
+    """Return integers as an inline array that is valid in JavaScript, without 64-bit integers."""
     values = np.asarray(steps)
     small = not len(values) or abs(values).max() < 1 << 31
     return inline(values, np.int32 if small else np.float64)

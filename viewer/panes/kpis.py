@@ -65,7 +65,7 @@ class KpisPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates an empty grid. Figures are added once there are KPIs."""
+        """Create an empty grid. Figures are added once there are KPIs."""
         self._figures: dict[str, _KpiFigure] = {}
         self._times: _TimesFigure | None = None
         self._x_range = unit_range()
@@ -77,7 +77,7 @@ class KpisPane(Pane):
         return pn.Column(self._empty, self._grid, sizing_mode="stretch_both", margin=0)
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figures; their CSV contains every number."""
+        """Return the figures; their CSV contains every number."""
         found = [
             Exhibit(drawn.frame.figure, name, partial(self._csv, name))
             for name, drawn in self._figures.items()
@@ -95,7 +95,7 @@ class KpisPane(Pane):
         return phases_csv(self._shown.view)
 
     def update(self, shown: Shown) -> None:
-        """Redraws the lines if there are new records. Always moves the step markers."""
+        """Redraw the lines if there are new records. Always moves the step markers."""
         within = next((d.frame.window for d in self._figures.values()), None)
         self._empty.put(html=_EMPTY if shown.view.run.state in ("live", "waiting") else _NONE)
         key = (shown.view, shown.view.revision, shown.scale, within)
@@ -153,7 +153,7 @@ class _KpiFigure:
         self.frame.hover.along([])
 
     def draw(self, chart: Chart, x: tuple[float, float], log: bool) -> None:
-        """Draws all lines of a chart."""
+        """Draw all lines of a chart."""
         shown = chart.logarithmic() if log else chart
         self.frame.set_log(log)
         for line, recorded in zip(shown.lines, chart.lines, strict=True):
@@ -199,7 +199,7 @@ class _TimesFigure:
         self.frame.figure.add_layout(legend(items))
 
     def draw(self, times: pd.DataFrame) -> None:
-        """Draws the bars; `times` contains milliseconds, one row per step."""
+        """Draw the bars; `times` contains milliseconds, one row per step."""
         steps = [*map(int, times.index)]
         tops, totals = times.cumsum(axis=1), times.sum(axis=1)
         for phase, source in self._sources.items():

@@ -28,7 +28,7 @@ class ModulesPane(Pane):
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self._run: object = None
         self._node = ""
         self._opened: frozenset[Key] = frozenset()
@@ -37,11 +37,11 @@ class ModulesPane(Pane):
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the HTML view, which handles clicks."""
+        """Return the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the visible part of the tree."""
+        """Rewrite the visible part of the tree."""
         tree = module_tree(shown.view, shown.at)
         if shown.view is not self._run:
             self._run, self._node = shown.view, ""

@@ -25,18 +25,18 @@ class NotesPane(Pane):
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self._drawn: object = None
         self.view = html_view()
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the HTML view, which handles clicks."""
+        """Return the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the table if there are new notes or another step is shown."""
+        """Rewrite the table if there are new notes or another step is shown."""
         known = notes(shown.view)
         key = (known, shown.at.step)
         if key != self._drawn:

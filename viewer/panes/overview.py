@@ -51,7 +51,7 @@ class OverviewPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the figure: an image of the values, one of non-finite values, a frame."""
+        """Create the figure: an image of the values, one of non-finite values, a frame."""
         tooltips = [Row("tensor", "$y", "line"), Row("step", "$x", "step"),
                     Row("value", "@value", "cell")]  # fmt: skip
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, both=True)
@@ -88,7 +88,7 @@ class OverviewPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV contains every record."""
+        """Return the figure; its CSV contains every record."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} overview", self._csv)]
 
     def _csv(self) -> bytes:
@@ -97,7 +97,7 @@ class OverviewPane(Pane):
         return overview_csv(self._shown.view, at, at.gradient if self._place else "forward")
 
     def update(self, shown: Shown) -> None:
-        """Redraws if the statistic or the records changed; otherwise only moves the markers."""
+        """Redraw if the statistic or the records changed; otherwise only moves the markers."""
         at = shown.at.wide
         pass_ = at.gradient if self._place else "forward"
         within = self.frame.window
@@ -116,7 +116,7 @@ class OverviewPane(Pane):
         self._mark_line(None if self._picture is None else self._picture.line_of(at))
 
     def _flag(self, pass_: str) -> None:
-        """Draws a diamond at the tensor and the first step of each finding."""
+        """Draw a diamond at the tensor and the first step of each finding."""
         rows: list[tuple[int, float, str, str]] = []
         if self._shown is not None and self._picture is not None:
             lines = {(s.node, s.role): i for i, s in enumerate(self._picture.slots)}
@@ -172,7 +172,7 @@ class OverviewPane(Pane):
         self._bar.major_label_overrides = {p: bokeh_text(text) for p, text in labels.items()}
 
     def _legend(self) -> str:
-        """Returns what the marks in this map mean."""
+        """Return what the marks in this map mean."""
         picture = self._picture
         if picture is None:
             return "step"
@@ -201,7 +201,7 @@ class OverviewPane(Pane):
 
 
 def labelled(count: int, first: Sequence[int]) -> list[int]:
-    """Returns the lines of a map that get a label, ascending and far enough apart.
+    """Return the lines of a map that get a label, ascending and far enough apart.
 
     Args:
         count: Number of lines.
@@ -216,7 +216,7 @@ def labelled(count: int, first: Sequence[int]) -> list[int]:
 
 
 def _colour_bar(mapper: LinearColorMapper) -> Any:
-    """Returns a colour bar for positions from 0 to 1."""
+    """Return a colour bar for positions from 0 to 1."""
     return ColorBar(
         color_mapper=LinearColorMapper(palette=mapper.palette, low=0, high=1),
         ticker=FixedTicker(ticks=[]), width=9, padding=4, margin=0, label_standoff=4,

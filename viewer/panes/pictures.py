@@ -66,17 +66,17 @@ class PicturesPane(Pane):
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self.view = html_view(_CSS)
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the HTML view, which handles clicks."""
+        """Return the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the gallery and the cards."""
+        """Rewrite the gallery and the cards."""
         found = album(shown.view, shown.at)
         tokens = [f"sample:{tile.sample}" for tile in found.tiles]
         tokens += [f"node:{node}" for node in _nodes(found)]
@@ -114,7 +114,7 @@ def _page(found: Album, node: str) -> str:
 
 
 def _exhibits(found: Sequence[Exhibit]) -> str:
-    """Returns the section with what the program has shown; "" if it has shown nothing."""
+    """Return the section with what the program has shown; "" if it has shown nothing."""
     if not found:
         return ""
     cards = []
@@ -233,7 +233,7 @@ def _effects(table: EffectTable) -> str:
 
 
 def _effect(value: float, most: float) -> str:
-    """Returns a cell from blue for the lowest value through white to orange for the highest."""
+    """Return a cell from blue for the lowest value through white to orange for the highest."""
     if value != value:  # NaN
         return f"<td>{MISSING}</td>"
     share = round(100 * min(abs(value) / most, 1.0)) if most else 0

@@ -19,12 +19,12 @@ class RunPane(Pane):
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self.view = html_view()
         return self.view
 
     def update(self, shown: Shown) -> None:
-        """Rewrites all content."""
+        """Rewrite all content."""
         self.view.html = _page(about(shown.view))
 
 
@@ -34,18 +34,18 @@ class FactsPane(Pane):
     reads: ClassVar = frozenset({"run", "revision", "looked"})
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self.view = html_view(sizing_mode="stretch_both")
         self.view.tokens = ["findings", "run"]
         self.view.on_message(lambda message: self.act(section=message["send"]))
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the HTML view, which handles clicks."""
+        """Return the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites all content."""
+        """Rewrite all content."""
         facts = about(shown.view)
         problems = "".join(f"<li>{_e(remark)}</li>" for remark in facts.remarks)
         self.view.html = (
@@ -57,7 +57,7 @@ class FactsPane(Pane):
 
 
 def _found(shown: Shown) -> str:
-    """Returns the number of findings as a sentence."""
+    """Return the number of findings as a sentence."""
     diagnosis = found(shown.view).diagnosis
     if diagnosis is None:
         return "This run has not been checked yet."
@@ -79,7 +79,7 @@ def _page(facts: About) -> str:
 
 
 def _text(name: str, text: str) -> str:
-    """Returns a text block that is scrollable by keyboard."""
+    """Return a text block that is scrollable by keyboard."""
     return f'<pre tabindex="0" role="region" aria-label="{name}">{_e(text)}</pre>'
 
 

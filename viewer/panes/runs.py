@@ -72,7 +72,7 @@ class RunsPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the choices, the table and the figures."""
+        """Create the choices, the table and the figures."""
         self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW, _ROW])
         self.choices.css_classes = ["choices"]
         self.choices.on_message(self._choose)
@@ -87,11 +87,11 @@ class RunsPane(Pane):
         )  # fmt: skip
 
     def components(self) -> list[Any]:
-        """Returns the choices and the table, which handle clicks."""
+        """Return the choices and the table, which handle clicks."""
         return [self.choices, self.table]
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figures; their CSV contains every number of the ticked runs."""
+        """Return the figures; their CSV contains every number of the ticked runs."""
         return [
             Exhibit(self.metric.frame.figure, "metric", lambda: self._csv(tensor=False)),
             Exhibit(self.tensor.frame.figure, "tensor", lambda: self._csv(tensor=True)),
@@ -99,7 +99,7 @@ class RunsPane(Pane):
         ]
 
     def update(self, shown: Shown) -> None:
-        """Updates the table if runs were read, and the figures."""
+        """Update the table if runs were read, and the figures."""
         rows = self._library.rows()
         metrics, settings = model.metrics_in(rows), model.settings_in(rows)
         at = self._resolved(shown.overlaid, metrics, settings)
@@ -142,7 +142,7 @@ class RunsPane(Pane):
 
     @staticmethod
     def _resolved(at: model.Overlaid, metrics: list[str], settings: list[str]) -> model.Overlaid:
-        """Returns the choices with values that exist."""
+        """Return the choices with values that exist."""
         metric = at.metric if at.metric in metrics else next(iter(metrics), "")
         against = at.against if at.against in settings else ""
         return model.Overlaid(at.ticked, at.smoothing, at.x_axis, metric, against)

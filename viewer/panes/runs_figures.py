@@ -59,7 +59,7 @@ class LinesFigure:
     def draw(
         self, lines: Lines, overlaid: Overlaid, *, colours: Mapping[str, str], log: bool
     ) -> None:
-        """Draws all lines."""
+        """Draw all lines."""
         shown = lines.logarithmic() if log else lines
         self._axis = overlaid.x_axis
         self.frame.set_log(log)
@@ -122,7 +122,7 @@ class TrialsFigure:
         self.panel = self.frame.pane()
 
     def draw(self, trials: Trials, ticked: set[str], colours: Mapping[str, str]) -> None:
-        """Draws all runs; those that are not ticked are faint and behind the others."""
+        """Draw all runs; those that are not ticked are faint and behind the others."""
         order = sorted(range(len(trials.runs)), key=lambda i: trials.runs[i] in ticked)
         trials = trials.ordered(order)
         self._trials = trials
@@ -149,7 +149,7 @@ class TrialsFigure:
         self._draw_axes(parallel)
 
     def _places(self) -> tuple[Any, Any]:
-        """Returns x and y of each run [runs, points]."""
+        """Return x and y of each run [runs, points]."""
         scales = self._trials.scales
         shape = len(scales), len(self._trials.runs)
         places = np.array([scale.places for scale in scales]).reshape(shape).T
@@ -228,7 +228,7 @@ def _note(lines: Lines) -> str:
 
 
 def _without_outliers(values: Any) -> Any:
-    """Returns two quantiles, so that a few jumps do not flatten the smoothed line."""
+    """Return two quantiles, so that a few jumps do not flatten the smoothed line."""
     finite = values[np.isfinite(values)]
     return np.quantile(finite, [0.02, 0.98]) if len(finite) else finite
 

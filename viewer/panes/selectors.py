@@ -28,13 +28,13 @@ class SelectorsPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the selectors."""
+        """Create the selectors."""
         self.view = Chooser(sizing_mode="stretch_width", margin=0)
         self.view.on_message(self._choose)
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the selectors, which handle choices."""
+        """Return the selectors, which handle choices."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
@@ -58,7 +58,7 @@ class SelectorsPane(Pane):
 
 
 def offer(chooser: Chooser, groups: Groups) -> None:
-    """Sets the options. Unchanged options are not sent again."""
+    """Set the options. Unchanged options are not sent again."""
     parts = (
         f'{{"title": {json.dumps(title)}, "fields": [{", ".join(map(_json, fields))}]}}'
         for title, fields in groups
@@ -68,5 +68,5 @@ def offer(chooser: Chooser, groups: Groups) -> None:
 
 @lru_cache(maxsize=256)
 def _json(field: Field) -> str:
-    """Returns a field as JSON for `Chooser`. Cached, because most fields rarely change."""
+    """Return a field as JSON for `Chooser`. Cached, because most fields rarely change."""
     return json.dumps(asdict(field))

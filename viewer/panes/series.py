@@ -38,7 +38,7 @@ class SeriesPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the figure: context, band, line, non-finite points."""
+        """Create the figure: context, band, line, non-finite points."""
         tooltips = [SUBJECT, STEP, Row("value", "@value")]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         colour = ORANGE if self._place else BLUE
@@ -59,7 +59,7 @@ class SeriesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV contains every record."""
+        """Return the figure; its CSV contains every record."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} series", self._csv)]
 
     def _csv(self) -> bytes:
@@ -68,7 +68,7 @@ class SeriesPane(Pane):
         return series_csv(view, slots_of(view, at)[self._place], at)
 
     def update(self, shown: Shown) -> None:
-        """Redraws the line if the tensor or statistic has changed. Always moves the step marker."""
+        """Redraw the line if the tensor or statistic has changed. Always moves the step marker."""
         at, within = shown.at, self.frame.window
         key = (shown.view, shown.view.revision, at.type, at.node, at.role, at.iteration,
                at.gradient, at.batch, at.statistic, shown.scale, within)  # fmt: skip
@@ -107,7 +107,7 @@ def _source(names: tuple[str, ...]) -> ColumnDataSource:
 
 
 def _columns(names: tuple[str, ...], x: Inline, *others: Inline) -> dict[str, Any]:
-    """Returns the columns of a source, which are empty if it contains only steps."""
+    """Return the columns of a source, which are empty if it contains only steps."""
     columns = (x, *others) if len(others[0]) else ([] for _ in names)
     return dict(zip(names, columns, strict=True))
 

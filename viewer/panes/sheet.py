@@ -61,7 +61,7 @@ class SheetPane(Pane):
     reads: ClassVar = TENSOR | {"step", "batch", "pass_", "slicing", "order", "window"}
 
     def build(self) -> Any:
-        """Creates the choices, the figure and the table."""
+        """Create the choices, the figure and the table."""
         self._tensor = Tensor()
         self._slicing = Slicing(())
         self._key: object = None
@@ -77,11 +77,11 @@ class SheetPane(Pane):
         )  # fmt: skip
 
     def components(self) -> list[Any]:
-        """Returns choices and cells, which handle clicks."""
+        """Return choices and cells, which handle clicks."""
         return [self.choices, self.view]
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the image; its CSV contains the slice."""
+        """Return the image; its CSV contains the slice."""
         return [Exhibit(self.picture.frame.figure, "raw values", self._csv)]
 
     def _csv(self) -> bytes:
@@ -91,7 +91,7 @@ class SheetPane(Pane):
         return csv_of(self._tensor, self._slicing, self._shown.order)
 
     def update(self, shown: Shown) -> None:
-        """Reads the tensor if it has changed, and draws the slice and the table."""
+        """Read the tensor if it has changed, and draw the slice and the table."""
         at = shown.at
         key = (shown.view, shown.view.revision, at, shown.pass_)
         if key != self._key:
@@ -132,7 +132,7 @@ class SheetPane(Pane):
         offer(self.choices, groups)
 
     def _axes(self) -> tuple[str, str]:
-        """Returns the names of rows and columns."""
+        """Return the names of rows and columns."""
         dims = (self._slicing.dim(ROWS), self._slicing.dim(COLUMNS))
         down, across = ("" if i is None else self._tensor.dims[i].name for i in dims)
         return down, across
@@ -188,7 +188,7 @@ class SheetPane(Pane):
 
 
 def _spells(shown: Shown, tensor: Tensor) -> bool:
-    """Returns whether the values are ids of tokens."""
+    """Return whether the values are ids of tokens."""
     return tensor.slot is not None and has_tokens(shown.view, tensor.slot)
 
 

@@ -19,7 +19,7 @@ _DIGITS = 6
 def window_html(
     window: Window, axes: tuple[str, str], *, words: NDArray[np.object_] | None = None
 ) -> tuple[str, list[str]]:
-    """Returns the cells with row and column numbers as HTML, and its messages.
+    """Return the cells with row and column numbers as HTML, and its messages.
 
     Args:
         window: The cells [rows, columns].
@@ -45,7 +45,7 @@ def window_html(
 
 
 def listing_html(listing: Listing, dims: tuple[Dim, ...]) -> tuple[str, list[str]]:
-    """Returns the list with each value's indices as HTML, and its messages."""
+    """Return the list with each value's indices as HTML, and its messages."""
     last = listing.first + len(listing.values)
     steps = [
         ("previous page", "\u2191", listing.first - LISTED, listing.first > 0),
@@ -72,7 +72,7 @@ def listing_html(listing: Listing, dims: tuple[Dim, ...]) -> tuple[str, list[str
 
 
 def missing_html(missing: Unrecorded) -> str:
-    """Returns the reason why there are no values, and the spec lines to add, as HTML."""
+    """Return the reason why there are no values, and the spec lines to add, as HTML."""
     spec = ""
     if missing.spec:
         spec = f"<p>To record them, add to the spec:</p><pre>{_e(missing.spec)}</pre>"
@@ -80,12 +80,12 @@ def missing_html(missing: Unrecorded) -> str:
 
 
 def text_html(text: str) -> str:
-    """Returns the text decoded from the values as HTML; "" if there is none."""
+    """Return the text decoded from the values as HTML; "" if there is none."""
     return f'<pre class="spelled" aria-label="as text">{_e(text)}</pre>' if text else ""
 
 
 def value_text(value: Any) -> str:
-    """Returns one recorded value. Integers are exact; other values have six digits."""
+    """Return one recorded value. Integers are exact; other values have six digits."""
     if value.dtype.kind in "biu":
         return str(value)
     if value.dtype.kind == "c":

@@ -46,7 +46,7 @@ class SheetPicture:
         self.panel = self.frame.pane()
 
     def clear(self) -> None:
-        """Clears the image."""
+        """Clear the image."""
         self._drawn = None
         self._image.data = self._broken.data = self._photo.data = dict(_EMPTY)
         self._box.visible = False
@@ -55,7 +55,7 @@ class SheetPicture:
         self.frame.show_message("No values at this step.")
 
     def show(self, picture: Picture, *, key: object) -> None:
-        """Draws a slice, unless `key` is identical to the key of the displayed slice."""
+        """Draw a slice, unless `key` is identical to the key of the displayed slice."""
         if key == self._drawn:
             return
         self._drawn = key

@@ -43,17 +43,17 @@ class StatisticsPane(Pane):
     reads: ClassVar = TENSOR | {"step", "gradient", "batch", "statistic", "brush"}
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self.view = html_view(sizing_mode="stretch_both", css_classes=["statistics"])
         self.view.on_message(self._choose)
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the table, which handles clicks."""
+        """Return the table, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the whole content, which is a few kilobytes."""
+        """Rewrite the whole content, which is a few kilobytes."""
         table = statistics_table(shown.view, shown.at)
         samples = sample_table(shown.view, shown.at)
         tokens = [f"statistic:{name}" for name, _ in table.rows]
@@ -106,7 +106,7 @@ def _statistics(table: StatisticsTable, shown: Shown) -> str:
 
 
 def _order(shown: Shown) -> str:
-    """Returns how the selected value was computed, first per sample and then over the batch."""
+    """Return how the selected value was computed, first per sample and then over the batch."""
     at = shown.at
     batched = any(s is not None and s.batch_dim is not None for s in slots_of(shown.view, at))
     alone = STATISTIC_HELP.get(at.statistic, "defined in the run's spec")
@@ -168,7 +168,7 @@ def _sample_line(table: SampleTable, i: int, largest: list[float], shown: Shown)
 
 
 def cell_html(cell: Cell, *, alarm: bool = False) -> str:
-    """Returns a number as HTML, with different marks for missing and non-finite values.
+    """Return a number as HTML, with different marks for missing and non-finite values.
 
     If `alarm` is set, the value is a count of non-finite values, and every value except 0 is
     marked.

@@ -22,18 +22,18 @@ class StepsPane(Pane):
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
-        """Creates the step bar."""
+        """Create the step bar."""
         self._drawn: object = None
         self.view = StepBar(sizing_mode="stretch_width", margin=0)
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the step bar, which handles clicks and keys."""
+        """Return the step bar, which handles clicks and keys."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Always sends the position, but sends the steps only if they have changed."""
+        """Send the position, and the steps if they have changed."""
         steps = shown.view.steps(shown.at.type)
         index = -1 if shown.at.step is None else int(np.searchsorted(steps, shown.at.step))
         changes: dict[str, Any] = {"index": index, "follow": shown.follow}

@@ -43,18 +43,18 @@ class StripPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the HTML view."""
+        """Create the HTML view."""
         self.view = html_view(_CSS)
         self.view.tokens = _TOKENS
         self.view.on_message(self._on_message)
         return self.view
 
     def components(self) -> list[Any]:
-        """Returns the HTML view, which handles clicks."""
+        """Return the HTML view, which handles clicks."""
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrites the line, and the stop of a walk."""
+        """Rewrite the line, and the stop of a walk."""
         number, stop = walk_place(shown.walk)
         if not shown.walk:
             self._colour = shown.colour  # comes back after a walk
@@ -89,7 +89,7 @@ class StripPane(Pane):
             self._go(shown, number, max(0, stop + (1 if sent == _NEXT else -1)))
 
     def _go(self, shown: Shown, number: int, stop: int) -> None:
-        """Moves to a stop of a walk and selects its tensor and step."""
+        """Move to a stop of a walk and select its tensor and step."""
         finding = finding_at(shown.view, number) if number != self._number else self._finding
         if finding is None:
             return

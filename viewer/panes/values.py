@@ -41,7 +41,7 @@ class ValuesPane(Pane):
         super().__init__(act)
 
     def build(self) -> Any:
-        """Creates the figure: one renderer for each form of drawing, and the marks on them."""
+        """Create the figure: one renderer for each form of drawing, and the marks on them."""
         tooltips = [SUBJECT, PLACE, CELL[-1]]
         self.frame = Frame(tooltips=tooltips, both=True, ticks=FEW)
         self._image = ColumnDataSource(dict(_EMPTY))
@@ -88,7 +88,7 @@ class ValuesPane(Pane):
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
-        """Returns the figure; its CSV contains every recorded value."""
+        """Return the figure; its CSV contains every recorded value."""
         return [Exhibit(self.frame.figure, f"{PASSES[self._place]} values", self._csv)]
 
     def _csv(self) -> bytes:
@@ -100,7 +100,7 @@ class ValuesPane(Pane):
         return values_csv(Tensor() if other else tensor)
 
     def update(self, shown: Shown) -> None:
-        """Redraws if the tensor, the step or the sample has changed."""
+        """Redraw if the tensor, the step or the sample has changed."""
         at = shown.at
         key = (shown.view, at.type, at.step, at.node, at.role, at.iteration, at.gradient, at.sample,
                shown.measure)  # fmt: skip
@@ -151,7 +151,7 @@ class ValuesPane(Pane):
         self.frame.show_message(picture.missing)
 
     def _show_cells(self, drawing: Drawing) -> None:
-        """Shows all cells. Square cells are in the middle of the figure, whatever its size."""
+        """Show all cells. Square cells are in the middle of the figure, whatever its size."""
         rows, columns = drawing.image.shape
         x, y = float(columns), float(rows)
         if drawing.square:
@@ -161,7 +161,7 @@ class ValuesPane(Pane):
         put(self._words, self._labels(drawing))
 
     def _labels(self, drawing: Drawing) -> dict[str, Any]:
-        """Returns the words of a map of tokens, if its cells have room for letters."""
+        """Return the words of a map of tokens, if its cells have room for letters."""
         rows, columns = drawing.image.shape
         width, height = (
             (self._size[name] or likely) / cells
@@ -221,7 +221,7 @@ def _row(drawing: Drawing) -> dict[str, Any]:
 
 
 def _heights(drawing: Drawing, limit: float) -> tuple[float, float]:
-    """Returns the range of the values, which includes the scale of all steps and zero."""
+    """Return the range of the values, which includes the scale of all steps and zero."""
     finite = drawing.image[np.isfinite(drawing.image)]
     low, high = (min(finite.min(), 0.0), max(finite.max(), 0.0)) if len(finite) else (0.0, 0.0)
     low, high = (-max(limit, -low) if low < 0 else 0.0), (max(limit, high) if high > 0 else 0.0)

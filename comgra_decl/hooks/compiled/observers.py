@@ -108,7 +108,7 @@ class CallObserver:
 
 
 def _tensors(value: Any, path: str) -> list[tuple[str, torch.Tensor]]:
-    """An equivalent of `tensors_in` that Dynamo can trace."""
+    """Do the same as `tensors_in`, in a way that Dynamo can trace."""
     if isinstance(value, torch.Tensor):
         return [(path, value)]
     below: list[tuple[str, Any]] = []

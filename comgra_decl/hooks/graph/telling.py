@@ -302,7 +302,7 @@ class Telling:
     # -- losses ---------------------------------------------------------------------------------
 
     def _align(self, _name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
-        """Counts blanks among the targets of a CTC loss, which are within the target lengths."""
+        """Count blanks among the targets of a CTC loss, which are within the target lengths."""
         names = ("log_probs", "targets", "input_lengths", "target_lengths", "blank")
         given = {"blank": 0, **dict(zip(names, args, strict=False)), **kwargs}
         targets, lengths, blank = given.get("targets"), given.get("target_lengths"), given["blank"]

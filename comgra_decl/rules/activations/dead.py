@@ -78,7 +78,7 @@ class DeadUnits(SlotRule):
     _weights = NO_SLOTS  # slot of the weight gradient for each bias gradient
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns rectifier outputs and bias gradients, and finds the inputs of the rectifiers."""
+        """Return rectifier outputs and bias gradients, and find the inputs of the rectifiers."""
         self._sources = single_sources(self.scene)
         rectified = table.outputs & table.where(lambda i: i.module_class in RECTIFIERS)
         biases = table.parameter_gradients & table.where(
@@ -93,7 +93,7 @@ class DeadUnits(SlotRule):
         return rectified | (biases & table.where(lambda i: i.dtype != "float16"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where the share of zeros exceeds the limit, and the share."""
+        """Return where the share of zeros exceeds the limit, and the share."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
         bias = window.table.parameter_gradients[at]
         limit = np.where(bias, self.parameters.share, self.parameters.zeros)
@@ -115,20 +115,20 @@ class DeadUnits(SlotRule):
         return hit, zeros
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding, which is a hint if enough units in all layers are alive."""
+        """Return a finding, which is a hint if enough units in all layers are alive."""
         found = super().findings(scene)
         if not found or (self.streak.worst[self.streak.lasting] > 1 - _ALIVE).any():
             return found
         return [replace(found[0], severity=self.parameters.severity or "hint")]
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns rectifiers in execution order, then biases, starting with the last layer."""
+        """Return rectifiers in execution order, then biases, starting with the last layer."""
         bias = scene.table.parameter_gradients[fired]
         order = scene.table.order[fired] * np.where(bias, -1, 1)
         return fired[np.lexsort((order, bias, self.streak.first[fired]))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         info, share = scene.table.infos[slot], self.streak.worst[slot]
         if info.kind == "parameter":
             return f"{share:.0%} of the units of {info.key.node} are dead: they are never active."

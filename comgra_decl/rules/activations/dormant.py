@@ -73,11 +73,11 @@ class DormantUnits(SampledRule):
     _looks: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the outputs of activation functions."""
+        """Return the outputs of activation functions."""
         return table.outputs & table.where(lambda i: i.module_class in _ACTIVATIONS)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Adds up activities and checks the totals once there are enough."""
+        """Add up activities and check the totals once there are enough."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             slot = int(at[column])
@@ -99,13 +99,13 @@ class DormantUnits(SampledRule):
         self._looks[slot] += 1
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         needed = self.parameters.every * (self.parameters.looks - 1) + 1
         few = f"it needs {needed} training records; the run has {scene.records}"
         return super().missing(scene) or (few if scene.records < needed else None)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{self.streak.worst[slot]:.0%} of the units of {scene.table.place(slot)} are dormant: "
             "they are hardly active compared with the others."
@@ -113,6 +113,6 @@ class DormantUnits(SampledRule):
 
 
 def _activity(size: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the mean magnitude of each unit, for example of each channel of [N, C, H, W]."""
+    """Return the mean magnitude of each unit, for example of each channel of [N, C, H, W]."""
     unit = 1 if size.ndim == 4 else size.ndim - 1
     return np.asarray(size.mean(axis=tuple(d for d in range(size.ndim) if d != unit)))

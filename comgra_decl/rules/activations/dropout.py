@@ -51,20 +51,20 @@ class HeavyDropout(SlotRule):
     _sources = NO_SLOTS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of Dropout modules with a single input."""
+        """Return outputs of Dropout modules with a single input."""
         self._sources = single_sources(self.scene)
         dropout = table.where(lambda i: "Dropout" in i.module_class and i.key.role == "output")
         return table.outputs & dropout & (self._sources >= 0)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the share of nonzero elements that is kept."""
+        """Return the share of nonzero elements that is kept."""
         left = 1 - window.read("zero_fraction", at).astype(np.float64)
         before = 1 - window.read("zero_fraction", self._sources[at]).astype(np.float64)
         share = np.where(before > 0, left / before, np.nan)
         return share < self.parameters.kept, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} keeps {self.streak.worst[slot]:.0%} of its input. The "
             "argument of Dropout is the probability of dropping an element."

@@ -59,11 +59,11 @@ class RankCollapse(SlotRule):
     _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights and outputs; the statistic is NaN for tensors without a rank."""
+        """Return weights and outputs; the statistic is NaN for tensors without a rank."""
         return table.parameters | table.outputs
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the rank divided by its initial value."""
+        """Return the rank divided by its initial value."""
         name = next((name for name in RANKS if window.has(name)), None)
         if name is None:
             nothing = np.full((len(window), len(at)), np.nan)
@@ -73,7 +73,7 @@ class RankCollapse(SlotRule):
         return share < self.parameters.fall, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} has lost rank: its rank has fallen to "
             f"{self.streak.worst[slot]:.1%} of its initial value."

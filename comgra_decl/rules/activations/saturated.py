@@ -50,11 +50,11 @@ class Saturated(SlotRule):
     needs = "outputs of Tanh or Sigmoid modules"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the outputs of Tanh and Sigmoid modules."""
+        """Return the outputs of Tanh and Sigmoid modules."""
         return table.outputs & table.where(lambda i: i.module_class in ("Tanh", "Sigmoid"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the mean slope, computed from the output."""
+        """Return the mean slope, computed from the output."""
         square = window.read("l2", at).astype(np.float64) ** 2 / window.elements(at)
         mean = window.read("mean", at).astype(np.float64)
         tanh = window.table.remembered(Saturated, _tanh)[at]
@@ -62,11 +62,11 @@ class Saturated(SlotRule):
         return slope < self.parameters.slope, slope
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out the model's predictions."""
+        """Leave out the model's predictions."""
         return fired[~np.isin(fired, list(predictions(scene)))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is saturated: its mean slope is "
             f"{max(0.0, self.streak.worst[slot]):.2%} of the maximum slope."

@@ -78,7 +78,7 @@ class PoorInitialisation(SlotRule):
     _excess = per_run(First)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of modules whose weights have at least two dimensions.
+        """Return outputs of modules whose weights have at least two dimensions.
 
         Outputs used only by normalization layers are excluded, because their scale has no effect.
         """
@@ -94,7 +94,7 @@ class PoorInitialisation(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the layers with one another at each step."""
+        """Compare the layers with one another at each step."""
         limit = self.parameters.ratio
         spread = window.read("std", at).astype(np.float64)
         elements = window.elements(at) > 1
@@ -110,7 +110,7 @@ class PoorInitialisation(SlotRule):
         return (excess > 1) & (first > 1) & early[:, None], np.tile(first * limit, (len(window), 1))
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} starts {self.streak.worst[slot]:.3g} times too large or "
             "too small for its model."
@@ -164,11 +164,11 @@ class ActivationDrift(SlotRule):
     _early = per_run(Early, _FIRST)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs."""
+        """Return outputs."""
         return table.outputs
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the spread divided by its initial value."""
+        """Return the spread divided by its initial value."""
         spread = window.read("std", at).astype(np.float64)
         if window.has("mean"):
             spread = np.fmax(spread, window.read("mean", at, "std"))
@@ -181,12 +181,12 @@ class ActivationDrift(SlotRule):
         return hit, np.fmax(growth, fall)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out predictions, their logits, losses, and tensors that are normalized later."""
+        """Leave out predictions, their logits, losses, and tensors that are normalized later."""
         free = computed_from_targets(scene) | predictions_and_logits(scene) | _normalized(scene)
         return fired[~np.isin(fired, list(free))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"The spread of {scene.table.place(slot)} differs from its initial value by a factor "
             f"of {self.streak.worst[slot]:.3g} at step {self.streak.worst_step[slot]}."
@@ -194,7 +194,7 @@ class ActivationDrift(SlotRule):
 
 
 def _before(spread: NDArray[np.float64], order: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns, for each layer, the smallest spread of all preceding layers; NaN for the first."""
+    """Return, for each layer, the smallest spread of all preceding layers; NaN for the first."""
     rank = np.argsort(order, kind="stable")
     smallest = np.fmin.accumulate(spread[:, rank], axis=1)
     found = np.full(spread.shape, np.nan)
@@ -207,7 +207,7 @@ def _embeds(module_class: str) -> bool:
 
 
 def _normalized(scene: Scene) -> set[int]:
-    """Returns the slots that enter only normalization layers, according to the graphs so far.
+    """Return the slots that enter only normalization layers, according to the graphs so far.
 
     Between the two, there may be modules that only pass on or reshape one tensor, such as the patch
     embedding that contains the layer.

@@ -30,12 +30,12 @@ FEWEST_TOKENS = 4
 
 
 def could_be_attention(info: SlotInfo) -> bool:
-    """Returns whether a tensor may be attention [..., queries, tokens], judging by its shape."""
+    """Return whether a tensor may be attention [..., queries, tokens], judging by its shape."""
     return len(info.shape) >= 3
 
 
 def tokens_of(info: SlotInfo) -> float:
-    """Returns the number of tokens that a query can attend to; NaN if this is not attention."""
+    """Return the number of tokens that a query can attend to; NaN if this is not attention."""
     *_, queries, tokens = (0, 0, *info.shape)
     return tokens if len(info.shape) >= 3 and tokens >= FEWEST_TOKENS and queries > 1 else nan
 
@@ -78,11 +78,11 @@ class AttentionCollapse(SlotRule):
     _seen = False
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns tensors that may contain attention, judging by their shape."""
+        """Return tensors that may contain attention, judging by their shape."""
         return table.outputs & table.where(could_be_attention)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the number of tokens over which rows are spread."""
+        """Return the number of tokens over which rows are spread."""
         tokens = window.of_shape(tokens_of, at)
         rows = window.elements(at) / tokens
         valid = (window.read("min", at) >= -1e-6) & (window.read("max", at) <= 1 + 1e-3)
@@ -93,12 +93,12 @@ class AttentionCollapse(SlotRule):
         return spread < self.parameters.tokens, spread
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         nothing = None if self._seen else f"no attention is recorded; it needs {self.needs}"
         return super().missing(scene) or nothing
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is spread over {self.streak.worst[slot]:.2f} tokens, so "
             "attention has collapsed."
@@ -124,18 +124,18 @@ class _Pattern(SampledRule):
     needs = "attention with `values: true`, as in the `attention` preset"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns tensors that may contain attention, judging by their shape."""
+        """Return tensors that may contain attention, judging by their shape."""
         return table.outputs & table.where(could_be_attention)
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Returns whether all rows of the values [samples, ..., queries, tokens] sum to 1."""
+        """Return whether all rows of the values [samples, ..., queries, tokens] sum to 1."""
         if values.ndim < 3 or values.shape[-1] < FEWEST_TOKENS or values.shape[-2] < 2:
             return False
         sums = np.asarray(values, np.float64).sum(-1)
         return bool((values >= 0).all() and np.abs(sums - 1).max() < 1e-2)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the share of attention that follows the pattern in each record."""
+        """Return the share of attention that follows the pattern in each record."""
         share = np.full((len(window), len(at)), np.nan)
         for row, column, values in self.measured(window, at):
             share[row, column] = self.share_of(values)
@@ -144,7 +144,7 @@ class _Pattern(SampledRule):
     @staticmethod
     @abstractmethod
     def share_of(attention: NDArray[np.float64]) -> float:
-        """Returns the share of attention [samples, ..., queries, tokens] with the pattern."""
+        """Return the share of attention [samples, ..., queries, tokens] with the pattern."""
 
 
 class AttentionSink(_Pattern):
@@ -169,12 +169,12 @@ class AttentionSink(_Pattern):
 
     @staticmethod
     def share_of(attention: NDArray[np.float64]) -> float:
-        """Returns the share of the token that receives the most attention."""
+        """Return the share of the token that receives the most attention."""
         by_token = attention.reshape(-1, attention.shape[-1]).mean(0)
         return float(by_token.max())
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{self.streak.worst[slot]:.0%} of {scene.table.place(slot)} goes to the same token "
             "for every query."
@@ -201,16 +201,16 @@ class AttentionDiagonal(_Pattern):
     )
 
     def is_meant(self, values: NDArray[Any]) -> bool:
-        """Returns whether the values are self-attention."""
+        """Return whether the values are self-attention."""
         return values.shape[-2:-1] == values.shape[-1:] and super().is_meant(values)
 
     @staticmethod
     def share_of(attention: NDArray[np.float64]) -> float:
-        """Returns the mean of the diagonal."""
+        """Return the mean of the diagonal."""
         return float(np.diagonal(attention, axis1=-2, axis2=-1).mean())
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"In {scene.table.place(slot)}, {self.streak.worst[slot]:.0%} of the attention goes "
             "from tokens to themselves: the layer passes its input on unchanged."

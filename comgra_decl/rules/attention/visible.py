@@ -64,7 +64,7 @@ class FutureVisible(Rule):
     _sources: set[int] = per_run(set)
 
     def look(self, window: Window) -> None:
-        """Compares targets with the input, shifted by one."""
+        """Compare targets with the input, shifted by one."""
         infos = window.table.infos
         sources = input_slots(window.table).tolist()
         whole = [s for s in sources if "int" in infos[s].dtype]
@@ -87,7 +87,7 @@ class FutureVisible(Rule):
                 count_tokens(known, x, y.reshape(-1)[: x.size].reshape(x.shape), whole=bool(whole))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding if the next token is visible."""
+        """Return a finding if the next token is visible."""
         length = self._length(scene)
         if length is None:
             return []
@@ -143,7 +143,7 @@ class FutureVisible(Rule):
         return []
 
     def _length(self, scene: Scene) -> int | None:
-        """Returns the number of positions, if the targets are the next tokens."""
+        """Return the number of positions, if the targets are the next tokens."""
         if len(self._sources) != 1:
             return None
         for (source, _), known in self._tokens.items():
@@ -155,7 +155,7 @@ class FutureVisible(Rule):
         return None
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if not self._tokens:
             return (
                 "the values of integer inputs [batch, positions] and their targets are not recorded"
@@ -188,7 +188,7 @@ class WrongPositions(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such call."""
+        """Return a finding about the first such call."""
         inverted = next((c for c in scene.attentions if _is_inverted(c)), None)
         if inverted is not None:
             return [
@@ -235,7 +235,7 @@ class WrongPositions(Rule):
         return None
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return None if scene.attentions else "no attention was found (it needs `graph: true`)"
 
 

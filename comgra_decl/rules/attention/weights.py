@@ -33,7 +33,7 @@ class SoftmaxAxis(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such product."""
+        """Return a finding about the first such product."""
         for fact in scene.told("weighs"):
             if _is_wrong(fact):
                 shape = [*fact["shape"]]
@@ -52,7 +52,7 @@ class SoftmaxAxis(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)
 
 
@@ -85,7 +85,7 @@ class IneffectiveMask(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first mask that has no effect."""
+        """Return a finding about the first mask that has no effect."""
         for fact in scene.told("mask"):
             if fact.get("masked again"):
                 continue
@@ -105,7 +105,7 @@ class IneffectiveMask(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)
 
 
@@ -126,7 +126,7 @@ class SingleWeight(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such softmax."""
+        """Return a finding about the first such softmax."""
         for fact in scene.told("single"):
             shape = [*fact["shape"]]
             return [
@@ -142,5 +142,5 @@ class SingleWeight(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)

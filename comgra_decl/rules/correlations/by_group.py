@@ -18,7 +18,7 @@ LEAST_MEMBERS = 5
 
 
 def differing(series: Series) -> list[Candidate]:
-    """Returns the tags and types whose records have larger or smaller values of a metric."""
+    """Return the tags and types whose records have larger or smaller values of a metric."""
     groups = list(series.groups)
     if len(series.steps) < LEAST_RECORDS or not groups or not series.numbers:
         return []
@@ -36,7 +36,7 @@ def differing(series: Series) -> list[Candidate]:
 
 
 def _free(labels: n.Floats, ranks: n.Floats) -> n.Doubles:
-    """Returns the number of independent records behind each pair, [groups, metrics].
+    """Return the number of independent records behind each pair, [groups, metrics].
 
     Differences between groups do not count as autocorrelation, because a metric that depends on
     alternating tags alternates too.
@@ -64,7 +64,7 @@ def differences(
     steps_of: Callable[[int], int],
     records: int,
 ) -> list[Candidate]:
-    """Returns the statistically significant differences between groups.
+    """Return the statistically significant differences between groups.
 
     Compares ranks, so that individual large values have no additional influence.
 
@@ -110,6 +110,6 @@ def differences(
 def _medians(
     values: n.Floats, member: NDArray[np.bool_], effect: float
 ) -> tuple[float, float] | None:
-    """Returns the medians of members and others, if they differ in the direction of the effect."""
+    """Return the medians of members and others, if they differ in the direction of the effect."""
     inside, outside = float(np.median(values[member])), float(np.median(values[~member]))
     return (inside, outside) if (inside - outside) * effect > 0 else None

@@ -25,7 +25,7 @@ _EVEN = 2.0  # ratio of gaps between records above which lags are meaningless
 
 
 def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the lags to try, in records; 0 alone if records are unevenly spaced."""
+    """Return the lags to try, in records; 0 alone if records are unevenly spaced."""
     gaps = np.diff(steps)
     low, high = np.quantile(gaps, [0.1, 0.9]) if len(gaps) else (1, 1)
     most = min(_MOVE_LAGS, len(steps) // 8) if high <= _EVEN * low else 0
@@ -33,7 +33,7 @@ def lags_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def moving(series: Series) -> list[Candidate]:
-    """Returns the series that move with each metric, with their changes.
+    """Return the series that move with each metric, with their changes.
 
     Omits the gradients of a loss that move with the loss in the same record, because they are
     computed from it.
@@ -77,7 +77,7 @@ def _clear(
 
 
 def _results_first(name: str) -> tuple[bool, bool]:
-    """Returns a sort key for metrics: each pair then compares the cause with the result."""
+    """Return a sort key for metrics: each pair then compares the cause with the result."""
     return not is_loss_name(name), of_metric(name) != Origin.OUTCOME
 
 
@@ -85,7 +85,7 @@ def _known(
     sides: list[Side], names: list[str], *, origins: list[Origin], lags: NDArray[np.int64],
     same: n.Doubles,
 ) -> Bools:  # fmt: skip
-    """Returns a mask of shape [sides, names] of the pairs that are trivially related.
+    """Return a mask of shape [sides, names] of the pairs that are trivially related.
 
     These are pairs of a metric with itself or an earlier metric, two names for one quantity, a loss
     and its parts, or a loss and its gradients.
@@ -103,7 +103,7 @@ def _known(
 def _best_lags(
     candidates: n.Floats, targets: n.Floats, lags: NDArray[np.int64]
 ) -> tuple[n.Doubles, NDArray[np.intp], n.Doubles]:
-    """Returns each pair's largest correlation, the index of its lag, and the value at lag 0."""
+    """Return each pair's largest correlation, the index of its lag, and the value at lag 0."""
     shifted = np.stack([_shifted(targets, -int(lag)) for lag in lags], axis=2)
     records, count = targets.shape
     all_ = (candidates.T @ shifted.reshape(records, -1)).reshape(-1, count, len(lags))
@@ -113,7 +113,7 @@ def _best_lags(
 
 
 def _shifted(columns: n.Floats, lag: int) -> n.Floats:
-    """Returns the columns delayed by `lag` records, padded with 0."""
+    """Return the columns delayed by `lag` records, padded with 0."""
     found = np.zeros_like(columns)
     if lag > 0:
         found[lag:] = columns[:-lag]
@@ -125,13 +125,13 @@ def _shifted(columns: n.Floats, lag: int) -> n.Floats:
 
 
 def _median_steps(steps: NDArray[np.int64], lag: int) -> int:
-    """Converts a lag in records to the median number of steps."""
+    """Convert a lag in records to the median number of steps."""
     size = abs(lag)
     return int(np.sign(lag) * np.median(steps[size:] - steps[: len(steps) - size])) if lag else 0
 
 
 def _clearest(steps: NDArray[np.int64], ours: n.Floats, theirs: n.Floats, lag: int) -> int:
-    """Returns the step of `theirs` that contributes most to the correlation."""
+    """Return the step of `theirs` that contributes most to the correlation."""
     together = np.abs(_shifted(ours, lag) * theirs)
     return int(steps[int(np.argmax(together)) + 1])
 
@@ -148,7 +148,7 @@ _EVENT_LAGS = 5
 
 
 def happening(series: Series) -> list[Candidate]:
-    """Returns the events that coincide with abnormal metrics and with findings of rules.
+    """Return the events that coincide with abnormal metrics and with findings of rules.
 
     Omits the gradients of a loss that are abnormal in the same records as the loss.
     """
@@ -186,7 +186,7 @@ def happening(series: Series) -> list[Candidate]:
 
 
 def _is_own(side: Side, origin: Origin, lag: int) -> bool:
-    """Returns whether an event is about a gradient whose own loss is abnormal in that record."""
+    """Return whether an event is about a gradient whose own loss is abnormal in that record."""
     return (
         lag == 0
         and origin == Origin.BACKWARD
@@ -198,7 +198,7 @@ def _is_own(side: Side, origin: Origin, lag: int) -> bool:
 def _with(
     side: Side, episodes: NDArray[np.intp], sides: list[Side], *, events: Bools, lags: list[int]
 ) -> tuple[list[tuple[int, int, int, int, float, int]], list[float]]:
-    """Returns (event, lag, hits, episodes, base, example) of each event, and its p-value."""
+    """Return (event, lag, hits, episodes, base, example) of each event, and its p-value."""
     base = (events.sum(axis=0) + 1) / (len(events) + 2)
     rows, chances = [], []
     best = np.full(len(sides), 1.0)
@@ -223,7 +223,7 @@ def _with(
 
 
 def _tail(hits: NDArray[np.int64], count: int, base: n.Doubles) -> n.Doubles:
-    """Returns an upper bound on the probability of at least `hits` among `count` (Chernoff)."""
+    """Return an upper bound on the probability of at least `hits` among `count` (Chernoff)."""
     share = hits / count
     with np.errstate(all="ignore"):
         ours = np.where(share > 0, share * np.log(share / base), 0)
@@ -233,7 +233,7 @@ def _tail(hits: NDArray[np.int64], count: int, base: n.Doubles) -> n.Doubles:
 
 
 def _episodes(series: Series) -> dict[Side, NDArray[np.intp]]:
-    """Returns the records at which the events to explain begin."""
+    """Return the records at which the events to explain begin."""
     found: dict[Side, Bools] = dict(series.marks)
     for name, column in series.numbers.items():
         high, _ = abnormal(column[:, None])
@@ -247,7 +247,7 @@ def _episodes(series: Series) -> dict[Side, NDArray[np.intp]]:
 
 
 def _events(series: Series) -> tuple[list[Side], Bools, list[Origin]]:
-    """Returns all events that may coincide with an episode, and their origins in a step."""
+    """Return all events that may coincide with an episode, and their origins in a step."""
     high, low = abnormal(series.values)
     sides = [
         Side(s.text, s.place, s.statistic, event)
@@ -267,7 +267,7 @@ def _events(series: Series) -> tuple[list[Side], Bools, list[Origin]]:
 
 
 def abnormal(columns: n.Floats) -> tuple[Bools, Bools]:
-    """Returns masks [n, m] of the values far above and far below those of nearby records."""
+    """Return masks [n, m] of the values far above and far below those of nearby records."""
     levels = n.levelled(columns)
     distance = levels - n.smoothed(levels)
     scale = n.smoothed(np.abs(distance))

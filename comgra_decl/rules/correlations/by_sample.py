@@ -32,7 +32,7 @@ _DETERMINED = 0.98  # share of a tensor's variance above which it equals the cat
 
 
 def sampling(run: Run, scene: Scene) -> list[Candidate]:
-    """Returns the correlations across the samples of a record.
+    """Return the correlations across the samples of a record.
 
     Args:
         run: as of its last `refresh`.
@@ -66,7 +66,7 @@ def sampling(run: Run, scene: Scene) -> list[Candidate]:
 def _known(
     flat: n.Floats, goals: n.Floats, *, losses: int, graded: bool, origins: list[Origin]
 ) -> n.Bools:
-    """Returns a mask of shape [candidates, targets] of the pairs that are trivially related.
+    """Return a mask of shape [candidates, targets] of the pairs that are trivially related.
 
     Gradients follow from the loss and contain no more information about a category than the losses
     do (or the gradients used in their place). A tensor that is the same for all samples of a
@@ -86,7 +86,7 @@ def _clear(
     flat: n.Floats, goals: n.Floats, sides: list[Side], *, targets: list[Side],
     steps: NDArray[np.int64], skip: n.Bools, origins: list[Origin],
 ) -> list[Candidate]:  # fmt: skip
-    """Returns the statistically significant pairs; centring uses up one sample per record."""
+    """Return the statistically significant pairs; centring uses up one sample per record."""
     width = len(flat) // len(steps)
     effects = (flat.T @ goals).astype(np.float64)
     own, theirs = (flat != 0).sum(axis=0), (goals != 0).sum(axis=0)
@@ -112,7 +112,7 @@ def _clear(
 def _differing(
     losses: dict[Side, n.Floats], categories: dict[Side, n.Floats], steps: NDArray[np.int64]
 ) -> list[Candidate]:
-    """Returns the categories whose samples have unusually high or low losses."""
+    """Return the categories whose samples have unusually high or low losses."""
     if not losses or not categories:
         return []
     loss = np.stack(list(losses.values()), axis=2)
@@ -136,7 +136,7 @@ def _differing(
 
 
 def _samples(run: Run, statistics: int) -> tuple[n.Floats, NDArray[np.int64], list[SlotInfo]]:
-    """Returns training data [records, slots, samples, statistics], the steps and the slots."""
+    """Return training data [records, slots, samples, statistics], the steps and the slots."""
     size = max(1, len(run.slots) * run.sample_count * statistics)
     every = max(1, -(-len(run.steps) * size // _VALUES))
     parts, steps, infos, seen = [], [], [], 0
@@ -166,7 +166,7 @@ def _candidate(info: SlotInfo, origins: Origins) -> bool:
 def _losses(
     cube: n.Floats, infos: list[SlotInfo], *, names: list[str], origins: Origins
 ) -> dict[Side, n.Floats]:
-    """Returns the mean of all losses that have a value per sample, [records, samples].
+    """Return the mean of all losses that have a value per sample, [records, samples].
 
     If no tensor is marked as a loss, tensors computed from a target with one value per sample are
     used.
@@ -192,7 +192,7 @@ def _losses(
 def _graded(
     cube: n.Floats, infos: list[SlotInfo], *, names: list[str], scene: Scene
 ) -> dict[Side, n.Floats]:
-    """Returns the gradient magnitude at the prediction, used if there is no loss per sample.
+    """Return the gradient magnitude at the prediction, used if there is no loss per sample.
 
     It grows with the loss of a sample if the loss is a squared error or a cross-entropy.
     """
@@ -213,7 +213,7 @@ def _graded(
 
 
 def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:
-    """Returns which samples belong to each category, if the spec requests categories."""
+    """Return which samples belong to each category, if the spec requests categories."""
     if run.spec.samples.by is None:
         return {}
     labels = [run.samples(int(step))["label"].tolist() for step in steps]
@@ -228,7 +228,7 @@ def _categories(run: Run, steps: NDArray[np.int64]) -> dict[Side, n.Floats]:
 
 
 def _within(cube: n.Floats) -> n.Floats:
-    """Returns [records x samples, columns]: the deviation of each sample from its record's mean.
+    """Return [records x samples, columns]: the deviation of each sample from its record's mean.
 
     The deviations are divided by the typical deviation in that record, so that trends over the run
     cancel out.

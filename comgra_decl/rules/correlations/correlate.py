@@ -28,7 +28,7 @@ MOST = 10
 def correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> list[Correlation]:
-    """Returns the most upstream correlations in a stored run; those with the loss come first.
+    """Return the most upstream correlations in a stored run; those with the loss come first.
 
     Compares the following quantities record by record: losses and other metrics, the records in
     which rules report a problem, types of execution and tags, and statistics of tensors. If
@@ -51,7 +51,7 @@ def correlate(
 def diagnose_and_correlate(
     run: Run, rules: Rules | None = None, *, trust: bool = False, most: int = MOST
 ) -> tuple[Diagnosis, list[Correlation]]:
-    """Returns the results of `diagnose` and `correlate`, reading all records once.
+    """Return the results of `diagnose` and `correlate`, reading all records once.
 
     The records of a distributed run are read twice, because correlations use the joined ranks.
     """
@@ -66,7 +66,7 @@ def diagnose_and_correlate(
 def among(
     series: Series, *, most: int = MOST, samples: Sequence[Candidate] = ()
 ) -> list[Correlation]:
-    """Returns the correlations between series and those across samples; see `correlate`."""
+    """Return the correlations between series and those across samples; see `correlate`."""
     return grouped([*samples, *differing(series), *moving(series), *happening(series)], most)
 
 
@@ -84,7 +84,7 @@ MOST_ALIKE = 4
 
 
 def grouped(found: Sequence[Candidate], most: int) -> list[Correlation]:
-    """Returns the correlations to report, each with the candidates that move with it.
+    """Return the correlations to report, each with the candidates that move with it.
 
     Correlations with the loss come first. Among candidates that move together, the most upstream
     one in a training step represents the others.
@@ -112,7 +112,7 @@ def grouped(found: Sequence[Candidate], most: int) -> list[Correlation]:
 
 
 def _named(leader: Correlation, group: list[Correlation]) -> tuple[Side, ...]:
-    """Returns the other candidates that move with a correlation, without duplicates.
+    """Return the other candidates that move with a correlation, without duplicates.
 
     Omits the complement of a group, which necessarily shows the opposite difference.
     """
@@ -125,7 +125,7 @@ def _named(leader: Correlation, group: list[Correlation]) -> tuple[Side, ...]:
 
 
 def _rank(candidate: Candidate) -> tuple[bool, int, float, bool]:
-    """Returns a sort key for candidates; of complementary groups, the larger comes first."""
+    """Return a sort key for candidates; of complementary groups, the larger comes first."""
     correlation = candidate.correlation
     about_loss = is_loss_name(correlation.second.text)
     strength = round(correlation.strength, 3)
@@ -133,7 +133,7 @@ def _rank(candidate: Candidate) -> tuple[bool, int, float, bool]:
 
 
 def _stands_for(leader: Candidate, candidate: Candidate) -> bool:
-    """Returns whether the report of the leading candidate covers another candidate."""
+    """Return whether the report of the leading candidate covers another candidate."""
     ours, theirs = candidate.correlation, leader.correlation
     if ours.first.text == theirs.first.text and ours.second.text == theirs.second.text:
         return True  # an event and a difference of the same tag
@@ -147,13 +147,13 @@ def _same(one: Correlation, other: Correlation) -> bool:
 
 
 def _node(correlation: Correlation) -> str:
-    """Returns the node of a candidate, regardless of statistic, pass and iteration."""
+    """Return the node of a candidate, regardless of statistic, pass and iteration."""
     place = correlation.first.place
     return correlation.first.text if place is None else place.node
 
 
 def _alike(one: Floats, other: Floats) -> bool:
-    """Returns whether two aligned series are practically identical."""
+    """Return whether two aligned series are practically identical."""
     if one.shape != other.shape:
         return False
     length = float(np.linalg.norm(one) * np.linalg.norm(other))

@@ -158,12 +158,12 @@ class Correlation:
         return f"{whose} have a {more} {self.second} ({'; '.join(how)})."
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the correlation as JSON-compatible data."""
+        """Return the correlation as JSON-compatible data."""
         return {**asdict(self), "sentence": self.sentence}
 
 
 def _members(text: str) -> str:
-    """Returns the subject of a sentence about the steps with a tag or of a type."""
+    """Return the subject of a sentence about the steps with a tag or of a type."""
     kind, _, name = text.partition(" ")
     return f"Steps with tag {name}" if kind == "tag" else f"Steps of type {name}"
 

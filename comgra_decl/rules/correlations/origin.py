@@ -37,12 +37,12 @@ _OUTCOMES = (
 
 
 def is_loss_name(name: str) -> bool:
-    """Returns whether a metric is a loss, judging by its name."""
+    """Return whether a metric is a loss, judging by its name."""
     return "loss" in name.lower()
 
 
 def of_metric(name: str) -> Origin:
-    """Returns the origin of a metric, judging by its name."""
+    """Return the origin of a metric, judging by its name."""
     lower = name.lower()
     if "grad" in lower:
         return Origin.BACKWARD
@@ -51,7 +51,7 @@ def of_metric(name: str) -> Origin:
 
 
 def is_loss(info: SlotInfo) -> bool:
-    """Returns whether a tensor is a loss, judging by its kind or the class of its module."""
+    """Return whether a tensor is a loss, judging by its kind or the class of its module."""
     return info.kind == "loss" or info.module_class.endswith("Loss")
 
 
@@ -73,11 +73,11 @@ class Origins:
             self._own |= {structure.keys[at] for at in reached if structure.keys[at] in by_key}
 
     def belongs_to_loss(self, key: SlotKey) -> bool:
-        """Returns whether the values of this tensor in the forward pass belong to the loss."""
+        """Return whether the values of this tensor in the forward pass belong to the loss."""
         return key._replace(pass_="forward") in self._own
 
     def of(self, info: SlotInfo) -> Origin:
-        """Returns the origin of a tensor."""
+        """Return the origin of a tensor."""
         pass_ = info.key.pass_
         if is_gradient(pass_) or pass_ == "update":
             return Origin.BACKWARD
@@ -89,7 +89,7 @@ def _is_target_or_loss(info: SlotInfo) -> bool:
 
 
 def _downstream(structure: Structure, start: Iterable[int]) -> set[int]:
-    """Returns the nodes computed directly or indirectly from the given nodes of a graph."""
+    """Return the nodes computed directly or indirectly from the given nodes of a graph."""
     reached, waiting = set(start), list(start)
     sinks: dict[int, list[int]] = {}
     for a, b, _ in structure.edges:
@@ -103,7 +103,7 @@ def _downstream(structure: Structure, start: Iterable[int]) -> set[int]:
 
 
 def _only_for(structure: Structure, own: set[int]) -> set[int]:
-    """Returns the inputs used only by the loss: targets passed to the model."""
+    """Return the inputs used only by the loss: targets passed to the model."""
     inputs = {at for at, kind in enumerate(structure.kinds) if kind == "input"}
     used = {a for a, b, _ in structure.edges if a in inputs and b not in own}
     return {a for a, b, _ in structure.edges if a in inputs and b in own} - used

@@ -54,7 +54,7 @@ class Series:
     origins: list[Origin] = field(default_factory=list)
 
     def origin(self, column: int) -> Origin:
-        """Returns the origin of a column of `values`."""
+        """Return the origin of a column of `values`."""
         return self.origins[column] if self.origins else Origin.FORWARD
 
     @property
@@ -64,14 +64,14 @@ class Series:
 
 
 def is_group(side: Side) -> bool:
-    """Returns whether a mark is a type of execution or a tag."""
+    """Return whether a mark is a type of execution or a tag."""
     return side.text.startswith(("type ", "tag "))
 
 
 def series_of(
     run: Run, rules: Rules | None = None, *, trust: bool = False
 ) -> tuple[Series, Engine]:
-    """Returns all series of a run, and its rules, which have checked the whole run.
+    """Return all series of a run, and its rules, which have checked the whole run.
 
     If a run has more than `MOST_VALUES` numbers, the series cover only evenly spaced records.
     """
@@ -100,7 +100,7 @@ def series_of(
 
 
 def _every(parts: list[NDArray[np.bool_]], reader: _Reader) -> NDArray[np.bool_]:
-    """Returns a rule's column for the selected records; empty if the rule skipped any record."""
+    """Return a rule's column for the selected records; empty if the rule skipped any record."""
     column = np.concatenate(parts)
     return column[:: reader.every] if len(column) == reader.seen else column[:0]
 
@@ -130,7 +130,7 @@ class _Reader(Rule):
 
 
 def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
-    """Makes a rule store the records at which its condition holds, regardless of its patience."""
+    """Make a rule store the records at which its condition holds, regardless of its patience."""
     measure: Callable[..., Any] = rule.measure
 
     def watched(window: Window, at: Any) -> Any:
@@ -143,7 +143,7 @@ def _watch(rule: SlotRule, hits: list[NDArray[np.bool_]]) -> None:
 
 
 def _joined(windows: list[Floats], slots: int) -> Floats:
-    """Returns the joined windows [records, slots, statistics]; earlier ones have fewer slots."""
+    """Return the joined windows [records, slots, statistics]; earlier ones have fewer slots."""
     wide = [
         np.pad(w, ((0, 0), (0, slots - w.shape[1]), (0, 0)), constant_values=np.nan)
         for w in windows
@@ -154,7 +154,7 @@ def _joined(windows: list[Floats], slots: int) -> Floats:
 def _columns(
     table: SlotTable, names: tuple[str, ...], *, cube: Floats, origins: Origins
 ) -> tuple[list[Side], Floats, list[Origin]]:
-    """Returns the series that vary and exist in most records; omits those of the loss."""
+    """Return the series that vary and exist in most records; omits those of the loss."""
     wanted = table.floating & ~table.where(lambda i: origins.belongs_to_loss(i.key))
     flat = cube.reshape(len(cube), -1)
     there = np.isfinite(flat)
@@ -173,7 +173,7 @@ def _columns(
 
 
 def _numbers(run: Run, steps: NDArray[np.int64]) -> dict[str, Floats]:
-    """Returns each metric at the records, with one column for all types of training records.
+    """Return each metric at the records, with one column for all types of training records.
 
     With separate columns, a loss could not be compared between types, or with and without a tag.
     """
@@ -191,7 +191,7 @@ def _numbers(run: Run, steps: NDArray[np.int64]) -> dict[str, Floats]:
 
 
 def _labelled(table: pd.DataFrame, trained: set[str]) -> list[str]:
-    """Returns the series of each value: its metric, and its type unless that is a training type."""
+    """Return the series of each value: its metric, and its type unless that is a training type."""
     pairs = list(zip(table["name"], table["type"], strict=True))
     alone = {name for name, group in table.groupby("name") if group["type"].nunique() == 1}
     return [
@@ -201,7 +201,7 @@ def _labelled(table: pd.DataFrame, trained: set[str]) -> list[str]:
 
 
 def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, NDArray[np.bool_]]:
-    """Returns the records that each rule reports; omits rules that did not check every record."""
+    """Return the records that each rule reports; omits rules that did not check every record."""
     return {
         Side(f"rule {name}"): column
         for name, column in columns.items()
@@ -210,7 +210,7 @@ def _fired(columns: dict[str, NDArray[np.bool_]], records: int) -> dict[Side, ND
 
 
 def _labels(run: Run, steps: NDArray[np.int64]) -> dict[Side, NDArray[np.bool_]]:
-    """Returns which records have each type and tag, if there are several.
+    """Return which records have each type and tag, if there are several.
 
     The first tag of a step is its type, unless the spec defines the types.
     """

@@ -20,7 +20,7 @@ _MEMORY = 20  # records over which autocorrelation is considered
 
 
 def smoothed(columns: Floats, window: int = WINDOW) -> Floats:
-    """Returns the centred moving mean of each column [n, m], ignoring non-finite values."""
+    """Return the centred moving mean of each column [n, m], ignoring non-finite values."""
     half = min(window, len(columns)) // 2
     known = np.isfinite(columns)
     sums = _cumulated(np.where(known, columns, 0))
@@ -40,7 +40,7 @@ def _cumulated(columns: NDArray[np.floating]) -> Doubles:
 
 
 def levelled(columns: Floats) -> Floats:
-    """Returns the columns, with those that are always positive as logarithms."""
+    """Return the columns, with those that are always positive as logarithms."""
     with np.errstate(all="ignore"):
         positive = ~(columns <= 0).any(axis=0)
         levels = np.where(positive, np.log(np.where(columns > 0, columns, 1)), columns)
@@ -50,7 +50,7 @@ def levelled(columns: Floats) -> Floats:
 
 
 def changes(columns: Floats) -> Floats:
-    """Returns the changes between records, in units of the usual change there, of shape [n - 1, m].
+    """Return the changes between records, in units of the usual change there, of shape [n - 1, m].
 
     Trends cancel out, because only their mean remains in a difference, and the usual change is that
     of nearby records. Changes are clipped to 3 units. Each column has mean 0 and length 1. It is 0
@@ -69,7 +69,7 @@ def changes(columns: Floats) -> Floats:
 
 
 def detrended(columns: Floats) -> Floats:
-    """Returns the distance of each value from nearby ones, in units of the usual distance there."""
+    """Return the distance of each value from nearby ones, in units of the usual distance there."""
     found = levelled(columns)
     for _ in range(2):  # as in `changes`
         found -= smoothed(found)
@@ -79,7 +79,7 @@ def detrended(columns: Floats) -> Floats:
 
 
 def ranked(columns: Floats) -> Floats:
-    """Returns the rank of each value in its column, from -1 to 1; 0 where values are missing.
+    """Return the rank of each value in its column, from -1 to 1; 0 where values are missing.
 
     Equal values share a rank. The middle rank is shifted slightly, so that 0 always means missing.
     """
@@ -94,13 +94,13 @@ def ranked(columns: Floats) -> Floats:
 
 
 def _is_smooth(found: Floats) -> NDArray[np.bool_]:
-    """Returns which columns change so evenly that they contain only a trend."""
+    """Return which columns change so evenly that they contain only a trend."""
     bends = np.diff(found, axis=0)
     return np.asarray(np.nanmean(bends**2, axis=0) < _EVEN * np.nanmean(found**2, axis=0))
 
 
 def normalized(columns: Floats) -> Floats:
-    """Returns columns of length 1; non-zero elements have mean 0, constant columns become 0."""
+    """Return columns of length 1; non-zero elements have mean 0, constant columns become 0."""
     there = columns != 0
     columns = columns - columns.sum(axis=0) / np.maximum(there.sum(axis=0), 1)
     columns = np.where(there, columns, 0)
@@ -110,13 +110,13 @@ def normalized(columns: Floats) -> Floats:
 
 
 def memory(columns: Floats) -> Floats:
-    """Returns the autocorrelation of each column at lags of 1 .. 20 records, [20, m]."""
+    """Return the autocorrelation of each column at lags of 1 .. 20 records, [20, m]."""
     lags = range(1, min(_MEMORY, len(columns) - 1) + 1)
     return np.stack([(columns[lag:] * columns[:-lag]).sum(axis=0) for lag in lags])
 
 
 def independent(count: Doubles, ours: Floats, theirs: Floats) -> Doubles:
-    """Returns the number of independent records among `count`, [m, k] (Bartlett's formula).
+    """Return the number of independent records among `count`, [m, k] (Bartlett's formula).
 
     Args:
         count: the number of records with values of both, [m, k].
@@ -128,7 +128,7 @@ def independent(count: Doubles, ours: Floats, theirs: Floats) -> Doubles:
 
 
 def chance(correlation: Doubles, count: Doubles) -> Doubles:
-    """Returns the probability of a correlation at least as large by chance (Fisher)."""
+    """Return the probability of a correlation at least as large by chance (Fisher)."""
     free = np.maximum(count - 3, 0.0)
     with np.errstate(divide="ignore"):
         score = np.arctanh(np.clip(np.abs(correlation), 0, 1 - 1e-7)) * np.sqrt(free)
@@ -138,14 +138,14 @@ def chance(correlation: Doubles, count: Doubles) -> Doubles:
 
 
 def interval(correlation: float, count: float) -> tuple[float, float]:
-    """Returns the 95% interval of a correlation over `count` independent records (Fisher)."""
+    """Return the 95% interval of a correlation over `count` independent records (Fisher)."""
     centre = math.atanh(max(-0.9999999, min(0.9999999, correlation)))
     half = 1.96 / math.sqrt(max(count - 3, 0.25))
     return math.tanh(centre - half), math.tanh(centre + half)
 
 
 def share_interval(hits: int, count: int) -> tuple[float, float]:
-    """Returns the 95% interval of a share (Wilson)."""
+    """Return the 95% interval of a share (Wilson)."""
     z = 1.96
     share, denominator = hits / count, 1 + z**2 / count
     centre = (share + z**2 / (2 * count)) / denominator
@@ -154,7 +154,7 @@ def share_interval(hits: int, count: int) -> tuple[float, float]:
 
 
 def false_shares(chances: Doubles, tried: int) -> Doubles:
-    """Returns the false discovery rate if all results up to each probability are accepted.
+    """Return the false discovery rate if all results up to each probability are accepted.
 
     Benjamini and Hochberg (1995). `chances` may be a subset of the `tried` comparisons.
     """

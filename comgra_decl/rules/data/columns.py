@@ -37,7 +37,7 @@ class Columns:
         self._seen: set[int] = set()
 
     def look(self, window: Window, *, of_targets: bool) -> None:
-        """Adds the samples of the next records, except those seen in an earlier epoch."""
+        """Add the samples of the next records, except those seen in an earlier epoch."""
         table = window.table
         every = [*input_slots(table).tolist(), *target_slots(table).tolist()]
         wanted = [s for s in every if _is_table(table.infos[s])]
@@ -109,7 +109,7 @@ class PlaceholderValues(Rule):
         self._columns.look(window, of_targets=True)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first column with placeholders."""
+        """Return a finding about the first column with placeholders."""
         for slot, rows in self._columns.by_slot.items():
             if rows.count < self.parameters.least:
                 continue
@@ -155,7 +155,7 @@ class PlaceholderValues(Rule):
         return None
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return _missing(self._columns.by_slot, self.parameters.least)
 
 
@@ -194,7 +194,7 @@ class UnevenColumns(Rule):
         self._columns.look(window, of_targets=False)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first input with a dominant column."""
+        """Return a finding about the first input with a dominant column."""
         for slot, rows in self._columns.by_slot.items():
             table = rows.table
             if rows.count < self.parameters.least or table.shape[1] < 2 or _normed(scene, slot):
@@ -222,7 +222,7 @@ class UnevenColumns(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return _missing(self._columns.by_slot, self.parameters.least)
 
 

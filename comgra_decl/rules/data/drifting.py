@@ -67,7 +67,7 @@ class InputDrift(Rule):
     _spread: dict[int, list[tuple[int, float]]] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Stores the spread of inputs and targets."""
+        """Store the spread of inputs and targets."""
         if not window.has("std", "mean"):
             return
         infos = window.table.infos
@@ -84,7 +84,7 @@ class InputDrift(Rule):
                     known.append((step, float(value)))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first input that drifts."""
+        """Return a finding about the first input that drifts."""
         if not scene.calls or any(c.function not in _SUPERVISED for c in scene.calls):
             return []
         goals = {target_of(scene, call) for call in scene.calls}
@@ -118,7 +118,7 @@ class InputDrift(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if not self._spread:
             return "no floating-point input is recorded"
         most, least = max(len(known) for known in self._spread.values()), self.parameters.least
@@ -134,7 +134,7 @@ def _parts(known: list[tuple[int, float]]) -> list[float]:
 
 
 def _order(parts: list[float]) -> float:
-    """Returns Spearman's rank correlation of the parts with their order."""
+    """Return Spearman's rank correlation of the parts with their order."""
     ranks = np.argsort(np.argsort(parts))
     return float(np.corrcoef(np.arange(len(parts)), ranks)[0, 1])
 

@@ -89,11 +89,11 @@ class EvaluationGap(SlotRule):
     _judged = 0
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs and inputs."""
+        """Return outputs and inputs."""
         return table.outputs | table.where(lambda i: i.kind == "input" and "float" in i.dtype)
 
     def look(self, window: Window) -> None:
-        """Checks the evaluations before these steps, and stores the spreads in training."""
+        """Check the evaluations before these steps, and store the spreads in training."""
         at = self.columns(window.table)
         if not window.has("std") or not len(at):
             return
@@ -107,7 +107,7 @@ class EvaluationGap(SlotRule):
         self._train.look(at, spread)
 
     def look_at_evaluation(self, window: Window) -> None:
-        """Stores evaluations until the next training step."""
+        """Store evaluations until the next training step."""
         at = self.columns(window.table)
         if not window.has("std") or not len(at):
             return
@@ -120,7 +120,7 @@ class EvaluationGap(SlotRule):
             )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the spread divided by its value in the previous training step."""
+        """Return the spread divided by its value in the previous training step."""
         ratio = _divided(window.read("std", at).astype(np.float64), self._train.known(at))
         return self._off(ratio, ratio)[0], ratio
 
@@ -141,7 +141,7 @@ class EvaluationGap(SlotRule):
         )
 
     def _has_no_noise(self, at: Slots) -> Bools:
-        """Returns where a smaller spread in evaluation cannot be explained by dropout."""
+        """Return where a smaller spread in evaluation cannot be explained by dropout."""
         modules = self.scene.documents.get("modules") or []
         if any(map(keeps_statistics, modules)):
             return np.ones(len(at), np.bool_)
@@ -151,16 +151,16 @@ class EvaluationGap(SlotRule):
     def _off(
         self, before: NDArray[np.float64], after: NDArray[np.float64]
     ) -> tuple[Bools, NDArray[np.float64]]:
-        """Returns where both ratios are too large or too small, and the ratio closer to 1."""
+        """Return where both ratios are too large or too small, and the ratio closer to 1."""
         factor = np.fmax(np.fmin(before, after), 1 / np.fmax(before, after))
         return factor > self.parameters.factor, factor
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out losses."""
+        """Leave out losses."""
         return fired[~np.isin(fired, list(computed_from_targets(scene)))]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         if self._judged < self.patience:
             return (
                 f"it needs {self.patience} evaluation records between training records; the run "
@@ -169,7 +169,7 @@ class EvaluationGap(SlotRule):
         return super().missing(scene)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} differs between evaluation and training: its spread "
             f"changes by a factor of {self.streak.worst[slot]:.3g}."
@@ -177,5 +177,5 @@ class EvaluationGap(SlotRule):
 
 
 def _divided(spread: NDArray[np.float64], train: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the ratio of the spread to its value in training; NaN where either is zero."""
+    """Return the ratio of the spread to its value in training; NaN where either is zero."""
     return np.where((spread > 0) & (train > 0), spread / train, np.nan)

@@ -69,7 +69,7 @@ class TargetScale(SlotRule):
     _latest: dict[int, float] = per_run(dict)  # latest magnitude by slot
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the targets of element-wise losses."""
+        """Return the targets of element-wise losses."""
         mask = np.zeros(len(table), np.bool_)
         for call in self.scene.calls:
             slot = target_of(self.scene, call)
@@ -78,7 +78,7 @@ class TargetScale(SlotRule):
         return mask
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where targets exceed the limit; stores the latest magnitudes of all tensors."""
+        """Return where targets exceed the limit; stores the latest magnitudes of all tensors."""
         size = window.read("abs_mean", at).astype(np.float64)
         every = np.arange(len(window.table))
         known = window.read("abs_mean", every)
@@ -88,7 +88,7 @@ class TargetScale(SlotRule):
         return size > self.parameters.largest, size
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding, which is a warning if predictions are far from the targets' scale."""
+        """Return a finding, which is a warning if predictions are far from the targets' scale."""
         found = super().findings(scene)
         for call in scene.calls if found else ():
             target, prediction = target_of(scene, call), prediction_of(scene, call)
@@ -100,7 +100,7 @@ class TargetScale(SlotRule):
         return found
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is not normalized: the mean magnitude of the targets is "
             f"{self.streak.worst[slot]:.3g}."
@@ -153,7 +153,7 @@ class InputScale(SlotRule):
     needs = "inputs of the model, which are recorded if `nodes` selects its root"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns inputs of the model."""
+        """Return inputs of the model."""
         return table.floating & table.where(
             lambda i: i.kind == "input" and i.key.pass_ == "forward" and i.batch_dim is not None
         )
@@ -161,7 +161,7 @@ class InputScale(SlotRule):
     _sizes: NDArray[np.float64] = np.zeros(0)  # of all tensors, in the latest record with a hit
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where the magnitude or the offset exceeds the limits, and the magnitude."""
+        """Return where the magnitude or the offset exceeds the limits, and the magnitude."""
         size = window.read("abs_mean", at).astype(np.float64)
         mean = np.abs(window.read("mean", at).astype(np.float64))
         # over all elements: variance within samples plus variance between their means
@@ -180,18 +180,18 @@ class InputScale(SlotRule):
         return hit, size
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out inputs that are normalized in other iterations."""
+        """Leave out inputs that are normalized in other iterations."""
         return self.in_every_iteration(scene, fired)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding, which is a hint if the first layers normalize the inputs."""
+        """Return a finding, which is a hint if the first layers normalize the inputs."""
         found = super().findings(scene)
         if not found or not all(self._harmless(scene, s) for s in self.streak.fired.tolist()):
             return found
         return [replace(found[0], severity=self.parameters.severity or "hint")]
 
     def _harmless(self, scene: Scene, slot: int) -> bool:
-        """Returns whether all layers that receive an input have outputs of normal magnitude."""
+        """Return whether all layers that receive an input have outputs of normal magnitude."""
         weighted = {node for node, _ in scene.parameters}
         after = {
             graph.keys[b]
@@ -206,7 +206,7 @@ class InputScale(SlotRule):
         return bool(known) and all(_LOW < size < _HIGH for size in known)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is not normalized: its mean magnitude is "
             f"{self.streak.worst[slot]:.3g}."

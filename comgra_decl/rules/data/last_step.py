@@ -47,7 +47,7 @@ class PaddedLastStep(Rule):
     Parameters = LastStepParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first tensor that is read at a padded position."""
+        """Return a finding about the first tensor that is read at a padded position."""
         for kind in ("last step", "final state"):
             found: dict[str, list[float]] = {}
             for fact in scene.told(kind):
@@ -77,5 +77,5 @@ class PaddedLastStep(Rule):
         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)

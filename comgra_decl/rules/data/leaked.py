@@ -96,7 +96,7 @@ class TargetAmongInputs(Rule):
                 count_tokens(known, x, flat[:length].reshape(x.shape))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first target found among the inputs."""
+        """Return a finding about the first target found among the inputs."""
         for pair, known in self._tokens.items():
             last = max(a for a, _ in self._tokens)
             enough = known.records >= 3 and known.count >= self.parameters.least
@@ -124,7 +124,7 @@ class TargetAmongInputs(Rule):
     def _copied(
         self, scene: Scene, slot: int, x: NDArray[np.float64], y: NDArray[np.float64]
     ) -> list[int] | None:
-        """Returns the index of the input element that equals the target up to scale and offset."""
+        """Return the index of the input element that equals the target up to scale and offset."""
         if len(x) != len(y) or len(x) < self.parameters.least or len(np.unique(y)) < 2:
             return None
         with np.errstate(all="ignore"):
@@ -152,7 +152,7 @@ class TargetAmongInputs(Rule):
         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if self._rows or self._tokens:
             return None
         return "the values of inputs and targets are not recorded for the same samples"

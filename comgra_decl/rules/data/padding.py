@@ -80,7 +80,7 @@ class PaddingInLoss(Rule):
                     _add(self._ends.setdefault(goal, Ends(int(window.steps[row]))), table)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first loss that includes padding."""
+        """Return a finding about the first loss that includes padding."""
         for call, seen in scene.calls.items():
             slot = target_of(scene, call)
             known = None if slot is None else self._ends.get(slot)
@@ -108,14 +108,14 @@ class PaddingInLoss(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return None if self._ends else "the values of integer inputs and targets are not recorded"
 
 
 def _as_sequences(
     y: NDArray[np.float64], shape: tuple[int, ...], source: tuple[int, ...]
 ) -> NDArray[np.float64] | None:
-    """Returns targets as [sequences, positions]; None if their length is unknown."""
+    """Return targets as [sequences, positions]; None if their length is unknown."""
     if y.ndim == 2 and len(shape) == 2:
         return y
     length = source[1] if len(source) == 2 else 0

@@ -81,7 +81,7 @@ class MisalignedPairs(Rule):
     _compared: dict[tuple[int, int], int] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Compares inputs with their targets."""
+        """Compare inputs with their targets."""
         infos = window.table.infos
         pairs = [
             (a, b)
@@ -118,7 +118,7 @@ class MisalignedPairs(Rule):
                 self._first.setdefault(pair, step)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first pair of tensors that do not match."""
+        """Return a finding about the first pair of tensors that do not match."""
         for pair, votes in self._votes.items():
             if not votes:
                 continue
@@ -141,7 +141,7 @@ class MisalignedPairs(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if self._compared:
             return None
         return "the values of input maps and target maps of the same size are not recorded"
@@ -158,7 +158,7 @@ def _fits(channels: Map, maps: Map, sample: int) -> Iterator[tuple[str, float]]:
 
 
 def _normal(maps: Map) -> Map:
-    """Returns maps with a mean of 0 and an l2 norm of 1; NaN where a map is constant."""
+    """Return maps with a mean of 0 and an l2 norm of 1; NaN where a map is constant."""
     centred = maps - maps.mean((-2, -1), keepdims=True)
     with np.errstate(all="ignore"):
         return np.asarray(centred / np.sqrt((centred**2).sum((-2, -1), keepdims=True)))

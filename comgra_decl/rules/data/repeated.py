@@ -46,7 +46,7 @@ class RepeatedBatch(SlotRule):
     _before: dict[tuple[str, str], Previous] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns inputs and targets with a batch dimension."""
+        """Return inputs and targets with a batch dimension."""
         return table.where(
             lambda i: (
                 i.kind in ("input", "target")
@@ -56,7 +56,7 @@ class RepeatedBatch(SlotRule):
         )
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where all statistics are identical to those in the previous record."""
+        """Return where all statistics are identical to those in the previous record."""
         same = np.ones((len(window), len(at)), np.bool_)
         varied = np.zeros(same.shape, np.float64)
         for name in (name for name in _NAMES if window.has(name)):
@@ -69,7 +69,7 @@ class RepeatedBatch(SlotRule):
         return same & (varied > 0), varied
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns no slots if any input or target that varies across the batch changes."""
+        """Return no slots if any input or target that varies across the batch changes."""
         everything = np.flatnonzero(self.wants(scene.table))
         seen = everything[everything < len(self.streak.seen)]
         often = seen[self.streak.seen[seen] > 2 * self.patience]
@@ -77,7 +77,7 @@ class RepeatedBatch(SlotRule):
         return fired if not len(others) else fired[:0]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is the same in every record {self.streak.since(slot)}: "
             "every step uses the same batch."

@@ -57,11 +57,11 @@ class SingleClass(SlotRule):
     needs = _NEEDS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns targets with one value per sample."""
+        """Return targets with one value per sample."""
         return table.scalar_targets
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where the standard deviation across samples is zero."""
+        """Return where the standard deviation across samples is zero."""
         deviation = window.read("mean", at, "std")
         calls = {target_of(self.scene, call): call for call in self.scene.calls}
         doubtful = {slot for slot, call in calls.items() if not _has_targets(call)}
@@ -75,12 +75,12 @@ class SingleClass(SlotRule):
         return single & ~((mean == 0) & first) & np.reshape(one, (-1, 1)), np.asarray(deviation)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return f"All samples in the batch have the same target ({scene.table.place(slot)})."
 
 
 def _has_targets(call: LossCall) -> bool:
-    """Returns whether the target of a call really is a target, not just another term of a loss."""
+    """Return whether the target of a call really is a target, not just another term of a loss."""
     return not call.is_operator or call.target.is_integer
 
 
@@ -122,7 +122,7 @@ class Unshuffled(Rule):
     _sums: dict[tuple[int, str, int], dict[tuple[int, ...], NDArray[np.float64]]] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Adds up the means and variances of the batches."""
+        """Add up the means and variances of the batches."""
         if not window.has("mean"):
             return
         for slot in np.flatnonzero(window.table.targets).tolist():
@@ -144,7 +144,7 @@ class Unshuffled(Rule):
                 sums += (1, m, m * m, v / (n - 1))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first target that is not shuffled."""
+        """Return a finding about the first target that is not shuffled."""
         for (slot, function, _), by_shape in self._sums.items():
             n, total, squares, chance = np.array([*by_shape.values()]).T
             other = bool(scene.calls) and function not in CLASSIFICATION
@@ -168,7 +168,7 @@ class Unshuffled(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         if not self._sums:
             return f"no target of at least {ClassCounts.fewest} samples was recorded"
         most = max(
@@ -214,11 +214,11 @@ class ClassImbalance(Rule):
     Parameters = ImbalanceParameters
 
     def look(self, window: Window) -> None:
-        """Counts the classes in the histograms of targets."""
+        """Count the classes in the histograms of targets."""
         self.scene.count_classes(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first target whose classes are not balanced."""
+        """Return a finding about the first target whose classes are not balanced."""
         for slot, known in scene.classes.by_slot.items():
             total = sum(known.values())
             if total < self._needed(scene) or len(known) < 2:
@@ -241,7 +241,7 @@ class ClassImbalance(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if not scene.classes.by_slot:
@@ -251,6 +251,6 @@ class ClassImbalance(Rule):
         return None if most >= least else f"it needs {least} targets; the run has {most}"
 
     def _needed(self, scene: Scene) -> int:
-        """Returns the number of targets required, depending on whether the run has ended."""
+        """Return the number of targets required, depending on whether the run has ended."""
         least, of_ended = self.parameters.least, self.parameters.least_of_ended
         return int(min(least, of_ended) if scene.ended else least)

@@ -47,7 +47,7 @@ class IdenticalViews(Rule):
     _runs: dict[str, tuple[int, int]] = per_run(dict)  # records in a row, their first step
 
     def look(self, window: Window) -> None:
-        """Compares the first two calls to each model."""
+        """Compare the first two calls to each model."""
         names = [name for name in _NAMES if window.has(name)]
         pairs = [*_pairs(self.scene, window)]
         if "mean" not in names or not pairs:
@@ -81,7 +81,7 @@ class IdenticalViews(Rule):
         return found & varied
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first model that receives the same input twice."""
+        """Return a finding about the first model that receives the same input twice."""
         for node, (count, first) in self._runs.items():
             if count >= self.parameters.patience:
                 slot = next(i.id for i in scene.table.infos if i.key.node == node)
@@ -99,12 +99,12 @@ class IdenticalViews(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return None if self._runs else "no model is called twice per step with gradients"
 
 
 def _pairs(scene: Scene, window: Window) -> Iterator[tuple[str, int, int, int, int]]:
-    """Yields the node, both outputs and both gradients of each model called twice."""
+    """Yield the node, both outputs and both gradients of each model called twice."""
     roots = {str(m["node"]) for m in scene.documents.get("modules") or [] if not m["path"]}
     by_key = window.table.by_key
     for info in window.table.infos:
@@ -121,7 +121,7 @@ def _pairs(scene: Scene, window: Window) -> Iterator[tuple[str, int, int, int, i
 
 
 def _entered(window: Window) -> list[tuple[int, int]]:
-    """Returns the slots of the first two external inputs of a step, for each argument.
+    """Return the slots of the first two external inputs of a step, for each argument.
 
     Calls are counted over all models, so these inputs need not be consecutive.
     """
@@ -134,7 +134,7 @@ def _entered(window: Window) -> list[tuple[int, int]]:
 
 
 def _of_one_input(scene: Scene, window: Window) -> NDArray[np.bool_]:
-    """Returns the records in which a teacher and its student receive only one tensor."""
+    """Return the records in which a teacher and its student receive only one tensor."""
     if not _has_teacher(scene, window):
         return np.zeros(len(window), np.bool_)
     graphs = scene.structures.items()
@@ -147,7 +147,7 @@ def _of_one_input(scene: Scene, window: Window) -> NDArray[np.bool_]:
 
 
 def _has_teacher(scene: Scene, window: Window) -> bool:
-    """Returns whether an untrained model of the class of a trained one is called exactly twice.
+    """Return whether an untrained model of the class of a trained one is called exactly twice.
 
     Then both calls of the trained one should receive different views. Without such a model, a
     second call with the same tensor may have another purpose, such as a gradient penalty.

@@ -68,13 +68,13 @@ class AccumulatedGradient(SlotRule):
     _previous = per_run(lambda: {name: Previous() for name in ("mean", "min", "max")})
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns gradients of weights whose layers also have recorded output gradients."""
+        """Return gradients of weights whose layers also have recorded output gradients."""
         wanted = table.weight_gradients
         partner = _output_gradients(table)
         return wanted & table.where(lambda info: info.key.node in partner)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the ratio of the two gradients divided by its initial value."""
+        """Return the ratio of the two gradients divided by its initial value."""
         others = window.table.remembered((_partners, len(at)), lambda t: _partners(t, at))
         ratio = window.read("l2", at) / window.read("l2", others)
         ratio = np.where(np.isfinite(ratio) & (ratio > 0), ratio, np.nan).astype(np.float64)
@@ -87,12 +87,12 @@ class AccumulatedGradient(SlotRule):
         return summed & many, growth
 
     def _change(self, window: Window, at: Slots, name: str) -> NDArray[np.float64]:
-        """Returns the relative change in a statistic since the previous record."""
+        """Return the relative change in a statistic since the previous record."""
         value = window.read(name, at).astype(np.float64)
         return np.asarray(np.abs(value - self._previous[name].look(at, value)) / np.abs(value))
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             "Gradients are never cleared: weight gradients accumulate across steps and have grown "
             f"{self.streak.worst[slot]:.3g}-fold relative to output gradients, for example "

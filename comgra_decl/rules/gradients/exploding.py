@@ -79,7 +79,7 @@ class ExplodingGradient(SlotRule):
     _near = np.zeros(0, np.bool_)
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice adapted to the optimizer settings."""
+        """Return advice adapted to the optimizer settings."""
         further = (
             "Check the initialization of this layer. In recurrent models, use gates or shorter "
             "sequences."
@@ -87,7 +87,7 @@ class ExplodingGradient(SlotRule):
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs, or of weights if output gradients are not recorded.
+        """Return the gradients of outputs, or of weights if output gradients are not recorded.
 
         Also determines which of them are near the loss. These include all predictions, in any
         order, because a model may run several times in a step for several parts of the loss, some
@@ -102,7 +102,7 @@ class ExplodingGradient(SlotRule):
         return wanted
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each gradient with others in the same step, and with the first records."""
+        """Compare each gradient with others in the same step, and with the first records."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         there = (~np.isnan(known)).sum(1)
@@ -117,7 +117,7 @@ class ExplodingGradient(SlotRule):
         return excess > 1, excess
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding, which is less severe if clipping limits the effect."""
+        """Return a finding, which is less severe if clipping limits the effect."""
         found = super().findings(scene)
         stated = self.parameters.severity is not None
         if stated or not found or scene.clipping.norm is None or not scene.falls:
@@ -125,7 +125,7 @@ class ExplodingGradient(SlotRule):
         return [replace(f, severity="warning") if f.severity == "error" else f for f in found]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"The gradient explodes: {scene.table.place(slot)} is "
             f"{self.streak.worst[slot]:.3g} times the limit at step "

@@ -29,7 +29,7 @@ class StaleGradient(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first optimizer that uses such gradients."""
+        """Return a finding about the first optimizer that uses such gradients."""
         for fact in scene.told("stale gradient"):
             several = len(scene.optimizers) > 1
             which = f" with parameters of shape {fact['shapes'][0]}" if several else ""
@@ -46,5 +46,5 @@ class StaleGradient(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return loss_missing(scene)

@@ -104,7 +104,7 @@ class VanishingGradient(SlotRule):
     _seen: SlotTable | None = None
 
     def look(self, window: Window) -> None:
-        """Processes the next training records."""
+        """Process the next training records."""
         super().look(window)
         if not window.has("l2"):
             return
@@ -118,12 +118,12 @@ class VanishingGradient(SlotRule):
             last[:] = (last + known)[-_FIRST:]
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Processes the next losses."""
+        """Process the next losses."""
         if numbers.name == "loss" or numbers.name.startswith("loss["):
             self._curves.setdefault(numbers.name, Curve()).add(numbers.steps, numbers.values)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about vanishing gradients, or about a competing model that has lost."""
+        """Return a finding about vanishing gradients, or about a competing model that has lost."""
         return super().findings(scene) or self._overpowered(scene)
 
     def _overpowered(self, scene: Scene) -> list[Finding]:
@@ -160,7 +160,7 @@ class VanishingGradient(SlotRule):
         ]
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice adapted to the optimizer settings."""
+        """Return advice adapted to the optimizer settings."""
         if not normalises(scene):
             return self.advice
         return (
@@ -169,11 +169,11 @@ class VanishingGradient(SlotRule):
         )
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of outputs, or of weights if output gradients are not recorded."""
+        """Return the gradients of outputs, or of weights if output gradients are not recorded."""
         return table.layer_gradients
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each gradient with the upper quartile in the same step."""
+        """Compare each gradient with the upper quartile in the same step."""
         size = window.read("l2", at).astype(np.float64)
         known = np.where(np.isfinite(size) & (size > 0), size, np.nan)
         enough = (~np.isnan(known)).sum(1) >= _FEWEST
@@ -183,7 +183,7 @@ class VanishingGradient(SlotRule):
         return (share < self.parameters.ratio) | fallen, share
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out side branches, where a gradient of normal magnitude takes another path.
+        """Leave out side branches, where a gradient of normal magnitude takes another path.
 
         Examples are attention keys, and residual branches behind a gain that starts at zero.
         """
@@ -195,7 +195,7 @@ class VanishingGradient(SlotRule):
     def _arrives(
         self, table: SlotTable, sources: dict[int, list[int]], slot: int, vanished: set[int]
     ) -> bool:
-        """Returns whether a tensor is computed from one whose gradient has a normal magnitude."""
+        """Return whether a tensor is computed from one whose gradient has a normal magnitude."""
         waiting, seen = [int(table.forward[slot])], set[int]()
         for forward in waiting:
             for source in sources.get(forward, []):
@@ -209,7 +209,7 @@ class VanishingGradient(SlotRule):
         return False
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         share = self.streak.worst[slot]
         return (
             f"The gradient vanishes towards the first layers: {scene.table.place(slot)} is "
@@ -220,7 +220,7 @@ class VanishingGradient(SlotRule):
 def _largest_of_node(
     table: SlotTable, at: Slots, sizes: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns the largest norm over all iterations of each tensor, of shape [records, slots]."""
+    """Return the largest norm over all iterations of each tensor, of shape [records, slots]."""
     group = table.remembered((_largest_of_node, len(at)), lambda t: _group(t, at))
     if group.max(initial=-1) == len(group) - 1:
         return sizes
@@ -231,14 +231,14 @@ def _largest_of_node(
 
 
 def _group(table: SlotTable, at: Slots) -> Slots:
-    """Returns the index of each slot's tensor; all iterations of a tensor have the same index."""
+    """Return the index of each slot's tensor; all iterations of a tensor have the same index."""
     names = [(table.infos[slot].key.node, table.infos[slot].key.role) for slot in at.tolist()]
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     return np.array([numbers[name] for name in names], np.int64)
 
 
 def _models(table: SlotTable) -> dict[str, Slots]:
-    """Returns the gradients of the parameters of each model, in the order in which models run.
+    """Return the gradients of the parameters of each model, in the order in which models run.
 
     If several models are called, a model is identified by the node name up to its first dot.
     """
@@ -250,7 +250,7 @@ def _models(table: SlotTable) -> dict[str, Slots]:
 
 
 def _judged_by_others(scene: Scene, models: set[str]) -> set[str]:
-    """Returns the models that pass outputs with gradients to another model, such as a critic."""
+    """Return the models that pass outputs with gradients to another model, such as a critic."""
     if not scene.structures:
         return models
     judging = judging_models(scene)

@@ -22,7 +22,7 @@ class BlankInTargets(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such loss."""
+        """Return a finding about the first such loss."""
         for fact in scene.told("blank target"):
             return [
                 self.finding(
@@ -38,5 +38,5 @@ class BlankInTargets(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)

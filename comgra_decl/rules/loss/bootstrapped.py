@@ -24,7 +24,7 @@ class GradientOfTarget(Rule):
     advice = "Detach the target, (r + gamma * V(s')).detach(), but not the prediction V(s)."
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such loss."""
+        """Return a finding about the first such loss."""
         wrong = next(iter(scene.told("detached prediction")), None)
         if wrong is not None:
             return [
@@ -54,7 +54,7 @@ class GradientOfTarget(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return loss_missing(scene)
 
 
@@ -77,7 +77,7 @@ class LargestAsPrediction(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such loss."""
+        """Return a finding about the first such loss."""
         infos = scene.table.infos
         if not any(i.key.pass_ == "no_grad" and i.kind == "computed" for i in infos):
             return []
@@ -98,7 +98,7 @@ class LargestAsPrediction(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return (
             None if scene.calls else "no loss that compares a prediction with a target was called"
         )

@@ -53,11 +53,11 @@ class InvertedWeights(Rule):
     Parameters = ClassWeightParameters
 
     def look(self, window: Window) -> None:
-        """Counts classes."""
+        """Count classes."""
         self.scene.count_classes(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first loss with inverted weights."""
+        """Return a finding about the first loss with inverted weights."""
         for call, seen in scene.calls.items():
             found = self._compared(scene, call)
             if found is None:
@@ -104,7 +104,7 @@ class InvertedWeights(Rule):
     def _binary(
         self, weights: tuple[float, ...], known: dict[int, int]
     ) -> tuple[int, int, dict[int, int]] | None:
-        """Compares the weight of positive targets with their frequency."""
+        """Compare the weight of positive targets with their frequency."""
         counts = {c: known.get(c, 0) for c in (0, 1)}
         if len(weights) != 1 or sum(counts.values()) < self.parameters.least:
             return None
@@ -115,7 +115,7 @@ class InvertedWeights(Rule):
         return (most, 1 - most, counts) if skewed and favoured >= limit else None
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if not any(call.weights for call in scene.calls):
             return "no loss has class weights"
         if not scene.has_histograms:

@@ -136,14 +136,14 @@ class NoBetterThanConstant(CurveRule):
                 sums += (1, m, m * m + s * s)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds training and validation losses."""
+        """Add training and validation losses."""
         if is_validation(numbers):
             self._validations.look(numbers)
         else:
             super().look_at_numbers(numbers)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares both losses with that of the best constant prediction."""
+        """Compare both losses with that of the best constant prediction."""
         known = self._cost(scene)
         if known is None or self.several:
             return None
@@ -178,7 +178,7 @@ class NoBetterThanConstant(CurveRule):
         )
 
     def _cost(self, scene: Scene) -> tuple[float, str] | None:
-        """Returns the loss of the best constant prediction and its name, if it is known."""
+        """Return the loss of the best constant prediction and its name, if it is known."""
         if len({(c.function, c.arguments, c.target.slot) for c in scene.calls}) != 1:
             return None
         call = next(iter(scene.calls))

@@ -62,7 +62,7 @@ class SelfAsTarget(Rule):
     _others: set[LossCall] = per_run(set)  # calls whose targets had different logits
 
     def look(self, window: Window) -> None:
-        """Compares the logits of targets."""
+        """Compare the logits of targets."""
         for call in [*self.scene.calls]:
             shape = call.prediction.shape
             square = len(shape) == 2 and shape[0] == shape[1] == call.target.elements > 2
@@ -83,7 +83,7 @@ class SelfAsTarget(Rule):
     def _diagonal(
         self, window: Window, row: int, slot: int, targets: NDArray[np.float64]
     ) -> NDArray[np.float64] | None:
-        """Returns logits with the same maximum as those recorded, all of it on the diagonal.
+        """Return logits with the same maximum as those recorded, all of it on the diagonal.
 
         Of a matrix that is not recorded by sample, only its largest element is known. If the
         targets are on the diagonal and this element never changes, it is the similarity of samples
@@ -119,7 +119,7 @@ class SelfAsTarget(Rule):
         self._first.setdefault(call, step)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such loss."""
+        """Return a finding about the first such loss."""
         for call, values in self._values.items():
             if call in self._others or len(values) < self.parameters.patience:
                 continue
@@ -136,7 +136,7 @@ class SelfAsTarget(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)
 
 
@@ -158,7 +158,7 @@ class TemperatureMultiplied(Rule):
     advice = "Divide by the temperature: `similarity / 0.1`."
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such product."""
+        """Return a finding about the first such product."""
         classified = {c.prediction.shape for c in scene.calls if c.function in CLASSIFICATION}
         for fact in scene.told("temperature"):
             shape = tuple(fact.get("shape") or ())
@@ -180,5 +180,5 @@ class TemperatureMultiplied(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)

@@ -97,19 +97,19 @@ class LossDiverges(CurveRule):
         return 1
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice adapted to the optimizer settings."""
+        """Return advice adapted to the optimizer settings."""
         further = "If the loss rises steadily from the first step, check the sign of the loss."
         return lower_rate(scene, self.advice, further=further)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Stores explosions and the first loss that is not finite."""
+        """Store explosions and the first loss that is not finite."""
         self._see_explosion(type_, steps, values)
         wild = steps[~np.isfinite(values)]
         if len(wild):
             self._nonfinite.setdefault(type_, int(wild[0]))
 
     def look(self, window: Window) -> None:
-        """Stores the first and the latest magnitude of the targets of element-wise losses."""
+        """Store the first and the latest magnitude of the targets of element-wise losses."""
         if not window.has("abs_mean"):
             return
         for call in self.scene.calls:
@@ -128,7 +128,7 @@ class LossDiverges(CurveRule):
         return any(new > _GROWN * first for first, new in self._targets.values())
 
     def _may_rise(self, scene: Scene, best: int) -> bool:
-        """Returns whether a healthy training run may have a higher loss than at step `best`."""
+        """Return whether a healthy training run may have a higher loss than at step `best`."""
         if self._targets_grow or self.several:
             return True
         changed = scene.phases.data_changed(best, scene.last_step)
@@ -170,7 +170,7 @@ class LossDiverges(CurveRule):
         return "warning" if recovered else self.severity
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the end of the curve with its best part and its start."""
+        """Compare the end of the curve with its best part and its start."""
         curve = self.curves[type_]
         if type_ in self._nonfinite:
             step = self._nonfinite[type_]
@@ -244,14 +244,14 @@ class NegativeLoss(CurveRule):
     _negative: dict[str, list[int]] = per_run(dict)  # count and first step
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Counts the negative losses."""
+        """Count the negative losses."""
         below = steps[values < -1e-3]
         if len(below):
             known = self._negative.setdefault(type_, [0, int(below[0])])
             known[0] += len(below)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns a finding if negative losses are impossible for this type of target."""
+        """Return a finding if negative losses are impossible for this type of target."""
         count, first = self._negative.get(type_, [0, 0])
         if any(call.target.is_integer and call.function not in _NEVER for call in scene.calls):
             return None  # actions of a policy, whose loss can have either sign
@@ -268,7 +268,7 @@ class NegativeLoss(CurveRule):
         )
 
     def _endless(self, scene: Scene, type_: str, count: int, first: int) -> Finding | None:
-        """Returns a finding if a negative loss with numeric targets keeps falling."""
+        """Return a finding if a negative loss with numeric targets keeps falling."""
         curve = self.curves[type_]
         (start, _), (end, _) = curve.mean(0, 0.1), curve.mean(0.9, 1)
         often = count >= max(20, 0.9 * self._losses[type_])

@@ -91,7 +91,7 @@ class LossNotFalling(CurveRule):
     Parameters = FlatParameters
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the end of the curve with its start."""
+        """Compare the end of the curve with its start."""
         if self.several:
             return None  # competing models keep each other's loss high
         curve = self.curves[type_]
@@ -118,7 +118,7 @@ class LossNotFalling(CurveRule):
         )
 
     def _rises(self, scene: Scene, curve: Curve) -> Finding | None:
-        """Compares the start and the end of a short run."""
+        """Compare the start and the end of a short run."""
         (first, first_error), (last, last_error) = curve.mean(0, 0.25), curve.mean(0.75, 1)
         noise = 3 * float(np.hypot(first_error, last_error))
         start = max(first, curve.first)

@@ -57,7 +57,7 @@ class FlatLogits(Rule):
     _most: dict[int, tuple[int, float]] = per_run(dict)  # records and largest range, by slot
 
     def look(self, window: Window) -> None:
-        """Stores the largest range of each prediction."""
+        """Store the largest range of each prediction."""
         if not window.has("min", "max"):
             return
         slots = {prediction_of(self.scene, c) for c in self.scene.calls if _is_scaled(c)}
@@ -70,7 +70,7 @@ class FlatLogits(Rule):
                 self._most[slot] = count + 1, max(most, value)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first loss with flat logits."""
+        """Return a finding about the first loss with flat logits."""
         for call, seen in scene.calls.items():
             slot = prediction_of(scene, call) if _is_scaled(call) else None
             count, most = self._most.get(-1 if slot is None else slot, (0, np.inf))
@@ -92,7 +92,7 @@ class FlatLogits(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if not self._most:
             return "no cross-entropy receives a scaled prediction"
         count = max(n for n, _ in self._most.values())

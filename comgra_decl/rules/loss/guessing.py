@@ -104,18 +104,18 @@ class NoBetterThanGuessing(CurveRule):
     _validations = per_run(Validations)
 
     def look(self, window: Window) -> None:
-        """Counts the classes in the targets."""
+        """Count the classes in the targets."""
         self.scene.count_classes(window)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds training and validation losses."""
+        """Add training and validation losses."""
         if is_validation(numbers):
             self._validations.look(numbers)
         else:
             super().look_at_numbers(numbers)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the training and validation losses with the entropy of the labels."""
+        """Compare the training and validation losses with the entropy of the labels."""
         entropy, classes = self._entropy(scene)
         curve = self.curves[type_]
         start, _ = curve.mean(0, 0.02)
@@ -156,7 +156,7 @@ class NoBetterThanGuessing(CurveRule):
         )
 
     def _entropy(self, scene: Scene) -> tuple[float, int]:
-        """Returns the entropy of the labels (0 if unknown) and the number of classes."""
+        """Return the entropy of the labels (0 if unknown) and the number of classes."""
         classes, known = classes_of(scene), self._known(scene)
         total = sum(known.values())
         if classes < 2 or len(known) < 2 or total < 2 * self.least:
@@ -169,7 +169,7 @@ class NoBetterThanGuessing(CurveRule):
         return max(counted, key=lambda known: sum(known.values()), default={})
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         if not scene.has_histograms:
             return "no histograms are recorded; set `histogram: {bins: 64}`"
         if scene.classes.most < 2 * self.least:

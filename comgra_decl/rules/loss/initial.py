@@ -64,7 +64,7 @@ class InitialLoss(LossRule):
     _scaled = False
 
     def look(self, window: Window) -> None:
-        """Stores the gradients of the first record, multiplied by the batch size."""
+        """Store the gradients of the first record, multiplied by the batch size."""
         if self._looked or not len(window) or not window.has("abs_max"):
             return
         self._looked = True
@@ -74,17 +74,17 @@ class InitialLoss(LossRule):
         self._gradients = dict(zip(forward.tolist(), sizes.tolist(), strict=True))
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Stores the first loss, and whether a gradient scaler scales it."""
+        """Store the first loss, and whether a gradient scaler scales it."""
         self._scaled = self._scaled or numbers.name == GRAD_SCALE
         super().look_at_numbers(numbers)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Stores the first loss."""
+        """Store the first loss."""
         if type_ not in self._first and len(steps):
             self._first[type_] = int(steps[0]), float(values[0])
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Compares the first loss with the cost of guessing."""
+        """Compare the first loss with the cost of guessing."""
         step, loss = self._first[type_]
         known = [call.classes for call, seen in scene.calls.items() if seen.first <= step]
         several = [classes for classes in known if classes > 1] or [classes_of(scene)]
@@ -107,7 +107,7 @@ class InitialLoss(LossRule):
         )
 
     def _scale(self, scene: Scene) -> float:
-        """Returns a lower bound on the factor by which the program multiplies its loss."""
+        """Return a lower bound on the factor by which the program multiplies its loss."""
         means = all(call.argument("reduction", "mean") == "mean" for call in scene.calls)
         if self._scaled or not means:
             return 1.0
@@ -116,7 +116,7 @@ class InitialLoss(LossRule):
 
 
 def _pretrained(scene: Scene) -> bool:
-    """Returns whether at least half of a trained model is frozen."""
+    """Return whether at least half of a trained model is frozen."""
     sizes: dict[str, list[int]] = {}  # frozen elements and all elements, by model
     model = ""
     for module in scene.documents.get("modules") or []:

@@ -8,7 +8,7 @@ from comgra_decl.rules.api import Finding, Rule, Scene, loss_missing
 
 
 def _first(scene: Scene) -> Iterator[dict[str, int]]:
-    """Yields the structure of each loss in the first record."""
+    """Yield the structure of each loss in the first record."""
     yield from scene.objectives[0] if scene.objectives else ()
 
 
@@ -39,7 +39,7 @@ class WrongLogScale(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first loss with such a scale."""
+        """Return a finding about the first loss with such a scale."""
         for counts in _first(scene):
             along, against = int(counts.get("along", 0)), int(counts.get("against", 0))
             if along:
@@ -57,7 +57,7 @@ class WrongLogScale(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return loss_missing(scene)
 
 
@@ -83,7 +83,7 @@ class NoStopGradient(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding if the loss of the first record has only such pairs."""
+        """Return a finding if the loss of the first record has only such pairs."""
         losses = [*_first(scene)]
         if len(losses) != 1 or len(scene.optimizers) > 1:
             return []
@@ -105,5 +105,5 @@ class NoStopGradient(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return loss_missing(scene)

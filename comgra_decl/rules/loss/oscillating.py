@@ -60,7 +60,7 @@ class LossOscillates(LossRule):
         return int(self.parameters.window)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Checks each complete window."""
+        """Check each complete window."""
         waiting = self._open.setdefault(type_, [])
         waiting += zip(steps.tolist(), values.tolist(), strict=True)
         size = self.parameters.window
@@ -85,7 +85,7 @@ class LossOscillates(LossRule):
             self._found[type_] = first, last, min(worst, correlation), max(largest, size)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns a finding that starts at the first window that meets the condition."""
+        """Return a finding that starts at the first window that meets the condition."""
         kinds = {(call.function, call.prediction.shape[1:]) for call in scene.calls}
         if type_ not in self._found or len(trained_models(scene)) > 1 or len(kinds) > 1:
             return None  # alternating models or tasks share the `loss` metric

@@ -57,7 +57,7 @@ class Overfitting(Rule):
     _validation: dict[str, list[tuple[int, float]]] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds training and validation losses."""
+        """Add training and validation losses."""
         if numbers.name == "loss" and numbers.type not in EVALUATION_TYPES:
             self._train.add(numbers.steps, numbers.values)
         elif is_validation(numbers):
@@ -67,7 +67,7 @@ class Overfitting(Rule):
                 del known[1::2]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first metric that meets the condition."""
+        """Return a finding about the first metric that meets the condition."""
         for name, known in self._validation.items():
             found = self._judge(scene, name, known)
             if found is not None:
@@ -99,7 +99,7 @@ class Overfitting(Rule):
         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         if not self._validation:
             return "no validation loss is logged; call comgra.kpi('val_loss', value)"
         return None

@@ -73,7 +73,7 @@ class _Past:
         self.worst_step = -1
 
     def count(self, step: int, value: float) -> None:
-        """Counts a spike."""
+        """Count a spike."""
         self.spikes += 1
         self.first_spike = step if self.first_spike < 0 else self.first_spike
         self.last_spike = step
@@ -119,7 +119,7 @@ class LossSpike(LossRule):
     _past: dict[str, _Past] = per_run(dict)
 
     def take(self, type_: str, steps: NDArray[np.int64], values: NDArray[np.float64]) -> None:
-        """Compares each loss with the previous ones."""
+        """Compare each loss with the previous ones."""
         past = self._past.setdefault(type_, _Past(self.parameters.window))
         for step, value in zip(steps.tolist(), values.tolist(), strict=True):
             if np.isfinite(value):
@@ -159,7 +159,7 @@ class LossSpike(LossRule):
 
     @property
     def least(self) -> int:
-        """Returns how many losses precede the first possible spike, and that loss itself."""
+        """Return how many losses precede the first possible spike, and that loss itself."""
         return int(self.parameters.window) // 2 + 1
 
     @property
@@ -167,7 +167,7 @@ class LossSpike(LossRule):
         return float(self.parameters.times)
 
     def judge(self, scene: Scene, type_: str) -> Finding | None:
-        """Returns a finding about the first spike, with the total number."""
+        """Return a finding about the first spike, with the total number."""
         past = self._past.get(type_)
         if past is None or not past.spikes:
             return None
@@ -183,7 +183,7 @@ class LossSpike(LossRule):
         )
 
     def _impairs(self, scene: Scene, past: _Past) -> bool:
-        """Returns whether training has not recovered from a spike that nothing else explains."""
+        """Return whether training has not recovered from a spike that nothing else explains."""
         waiting = past.after < self._last and not scene.ended
         return (
             not self.several

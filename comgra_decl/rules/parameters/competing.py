@@ -27,7 +27,7 @@ class CompetingOptimizers(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first model with competing optimizers."""
+        """Return a finding about the first model with competing optimizers."""
         held: dict[str, list[frozenset[int]]] = {}
         model = ""
         for module in scene.documents.get("modules") or []:
@@ -54,5 +54,5 @@ class CompetingOptimizers(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return None if scene.documents.get("modules") else "the run has no list of modules"

@@ -85,7 +85,7 @@ class LaggingCopy(Rule):
     _other_inputs = 0
 
     def look(self, window: Window) -> None:
-        """Stores the parameters, and which models are called without gradients."""
+        """Store the parameters, and which models are called without gradients."""
         self._take(window)
         table = window.table
         called = np.asarray(window.present.any(0))
@@ -111,7 +111,7 @@ class LaggingCopy(Rule):
             self._largest.look(at, window.read("abs_max", at).astype(np.float64))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first copy that lags behind."""
+        """Return a finding about the first copy that lags behind."""
         models = _models(scene)
         if scene.last_step < self.parameters.steps:
             return []
@@ -173,7 +173,7 @@ class LaggingCopy(Rule):
         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if len(_models(scene)) < 2:
             return "the run has only one model"
         steps = self.parameters.steps
@@ -204,7 +204,7 @@ def _models(scene: Scene) -> dict[str, Model]:
 
 
 def _are_crossed(scene: Scene, copy: Model, model: Model) -> bool:
-    """Returns whether a model and its frozen copy receive two inputs in opposite order."""
+    """Return whether a model and its frozen copy receive two inputs in opposite order."""
     for structure in scene.structures.values() if copy.frozen else ():
         given: list[dict[int, set[int]]] = [{}, {}]  # inputs by call
         for a, b, _ in structure.edges:

@@ -62,7 +62,7 @@ class StrongDecay(Rule):
     _worst = (0.0, 0.0, 0.0)
 
     def look(self, window: Window) -> None:
-        """Counts the records with strong decay."""
+        """Count the records with strong decay."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
             shares = [*_decays(facts)]
             if not shares:
@@ -75,7 +75,7 @@ class StrongDecay(Rule):
                 self._worst = max(self._worst, worst)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding if decay is strong in most records."""
+        """Return a finding if decay is strong in most records."""
         if self._high < max(self.parameters.least, 0.5 * self._count):
             return []
         share, rate, decay = self._worst
@@ -92,7 +92,7 @@ class StrongDecay(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if self._count < self.parameters.least:
             return f"it needs {self.parameters.least} records with such an optimizer"
         return None
@@ -140,13 +140,13 @@ class TinyClipping(Rule):
     _clipping = per_run(Clipping, different=1e-3)
 
     def look(self, window: Window) -> None:
-        """Follows the total norm."""
+        """Follow the total norm."""
         at = np.flatnonzero(window.table.parameter_gradients)
         if len(at) and window.has("l2"):
             self._clipping.look(window.steps, window.read("l2", at))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding if gradients are clipped to a tiny norm."""
+        """Return a finding if gradients are clipped to a tiny norm."""
         known = self._clipping
         enough = known.run >= max(self.parameters.least, 0.5 * known.records)
         if not enough or known.total >= self.parameters.smallest or not _scales(scene):
@@ -162,7 +162,7 @@ class TinyClipping(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if self._clipping.records < self.parameters.least:
             return f"it needs {self.parameters.least} records with parameter gradients"
         return None

@@ -61,11 +61,11 @@ class FrozenMoves(SlotRule):
     _start = per_run(First)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the parameters."""
+        """Return the parameters."""
         return table.parameters
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the relative change in the l2 norm since the previous record."""
+        """Return the relative change in the l2 norm since the previous record."""
         norm = window.read("l2", at).astype(np.float64)
         self._start.look(at, norm)
         before = self._before.look(at, norm)
@@ -73,7 +73,7 @@ class FrozenMoves(SlotRule):
         return change > _CHANGE, change
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps only frozen parameters."""
+        """Keep only frozen parameters."""
         parameters, infos = scene.parameters, scene.table.infos
         keys = [(infos[slot].key.node, infos[slot].key.role) for slot in fired.tolist()]
         facts = [parameters.get(key, {}) for key in keys]
@@ -82,7 +82,7 @@ class FrozenMoves(SlotRule):
         return fired if not len(fired) else fired[~self._are_copies(scene, fired)]
 
     def _are_copies(self, scene: Scene, at: Slots) -> Mask:
-        """Returns which parameters began with the values of a parameter that can be trained."""
+        """Return which parameters began with the values of a parameter that can be trained."""
         infos = scene.table.infos
         held = {
             key: scene.table.by_key.get(SlotKey(*key, 0, "forward")) for key in scene.parameters
@@ -97,13 +97,13 @@ class FrozenMoves(SlotRule):
         )
 
     def _size(self, slot: int) -> float:
-        """Returns the l2 norm in the first record."""
+        """Return the l2 norm in the first record."""
         return float(self._start.known(np.array([slot]))[0])
 
     def marks(self) -> dict[int, int]:
-        """Returns no slots: most parameters are supposed to change."""
+        """Return no slots: most parameters are supposed to change."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return f"{scene.table.place(slot)} has requires_grad=False but changes."

@@ -66,18 +66,18 @@ class GrowingWeight(SlotRule):
     _least = per_run(Largest, smallest=True)
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice adapted to the optimizer settings."""
+        """Return advice adapted to the optimizer settings."""
         further = "Alternatively, add a normalization layer after this layer."
         if not decays(scene):
             further = "Alternatively, add weight decay or a normalization layer after this layer."
         return lower_rate(scene, self.advice, further=further)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the weights."""
+        """Return the weights."""
         return table.weights
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the norm divided by its first value."""
+        """Return the norm divided by its first value."""
         norm = window.read("l2", at).astype(np.float64)
         early = self._early.look(at, norm)
         growth = norm / np.fmax(early, window.of_shape(usual_norm, at))
@@ -86,7 +86,7 @@ class GrowingWeight(SlotRule):
         return started & (growth > self.parameters.growth), growth
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} has grown to {self.streak.worst[slot]:.3g} times its "
             f"initial or usual norm by step {self.streak.worst_step[slot]}."

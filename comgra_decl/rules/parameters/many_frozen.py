@@ -40,7 +40,7 @@ class ManyFrozen(Rule):
     Parameters = ManyFrozenParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all frozen parameters."""
+        """Return one finding for all frozen parameters."""
         parameters = _trained_models(scene)
         sizes = {Place(*key): prod(facts["shape"]) for key, facts in parameters.items()}
         frozen = [Place(*key) for key, facts in parameters.items() if facts["trainable"] is False]
@@ -61,12 +61,12 @@ class ManyFrozen(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         return None if scene.parameters else "the run contains no module with parameters"
 
 
 def _trained_models(scene: Scene) -> dict[tuple[str, str], Mapping[str, Any]]:
-    """Returns facts about the parameters of partly trainable models."""
+    """Return facts about the parameters of partly trainable models."""
     found: dict[tuple[str, str], Mapping[str, Any]] = {}
     model: dict[tuple[str, str], Mapping[str, Any]] = {}
     for module in [*(scene.documents.get("modules") or []), None]:

@@ -26,7 +26,7 @@ class UnregisteredParameter(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about all such tensors."""
+        """Return a finding about all such tensors."""
         for fact in scene.told("outside"):
             count = int(fact["count"])
             shapes = ", ".join(str(list(shape)) for shape in fact["shapes"])
@@ -44,5 +44,5 @@ class UnregisteredParameter(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return loss_missing(scene)

@@ -61,7 +61,7 @@ class RandomFrozen(Rule):
     _latest: dict[str, Previous] = per_run(lambda: {name: Previous() for name in _STATISTICS})
 
     def look(self, window: Window) -> None:
-        """Stores the first and the latest statistics of weights."""
+        """Store the first and the latest statistics of weights."""
         at = np.flatnonzero(window.table.weights)
         if len(at) and window.has(*_STATISTICS):
             for name, first in self._first.items():
@@ -70,7 +70,7 @@ class RandomFrozen(Rule):
                 self._latest[name].look(at, values)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first model with frozen random layers."""
+        """Return a finding about the first model with frozen random layers."""
         for frozen, trained in _models(scene):
             large = [slot for slot in frozen if prod(scene.table.infos[slot].shape) >= _FEW]
             if not trained or len(large) < self.parameters.least:
@@ -104,7 +104,7 @@ class RandomFrozen(Rule):
         return near and uniform and abs(mean) < 4 * std / sqrt(count)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if not scene.documents.get("modules"):
             return "the run has no list of modules"
         if not scene.table.weights.any():
@@ -113,7 +113,7 @@ class RandomFrozen(Rule):
 
 
 def _models(scene: Scene) -> list[tuple[list[int], bool]]:
-    """Returns each model's frozen weights of layers, and whether it trains other weights."""
+    """Return each model's frozen weights of layers, and whether it trains other weights."""
     slots = {(i.key.node, i.key.role): i.id for i in scene.table.infos if i.kind == "parameter"
              and i.key.pass_ == "forward"}  # fmt: skip
     found: list[tuple[list[int], bool]] = []

@@ -75,7 +75,7 @@ class LearningRateSchedule(Rule):
     _jump: tuple[int, int, float, float] | None = None
 
     def look(self, window: Window) -> None:
-        """Follows the learning rates."""
+        """Follow the learning rates."""
         for optimizers, first, stop in window.spans(OPTIMIZERS):
             rates, intended = _rates(optimizers)
             if not rates:
@@ -110,7 +110,7 @@ class LearningRateSchedule(Rule):
         self._before = step, rate
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first of these cases that applies."""
+        """Return a finding about the first of these cases that applies."""
         if self._first is None or self._before is None:
             return []
         found = self._jumps(scene) or self._vanishes(scene) or self._warms(scene)
@@ -165,7 +165,7 @@ class LearningRateSchedule(Rule):
         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if self._first is None:
             return "no learning rate is known"
         least = self.parameters.least
@@ -173,7 +173,7 @@ class LearningRateSchedule(Rule):
 
 
 def _rates(optimizers: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Returns the learning rates of all groups, and those with which they were created."""
+    """Return the learning rates of all groups, and those with which they were created."""
     groups = [group for optimizer in optimizers for group in optimizer.get("groups") or ()]
     return [
         [float(g[name]) for g in groups if isinstance(g.get(name), (int, float))]

@@ -61,21 +61,21 @@ class ShrinkingWeight(SlotRule):
     _early = per_run(Early, _FIRST)
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice adapted to the optimizer settings."""
+        """Return advice adapted to the optimizer settings."""
         return lower_decay(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the weights."""
+        """Return the weights."""
         return table.weights
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the norm divided by its initial value."""
+        """Return the norm divided by its initial value."""
         norm = window.read("l2", at).astype(np.float64)
         share = norm / self._early.look(at, norm)
         return share < self.parameters.share, share
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} has shrunk to {self.streak.worst[slot]:.2g} of its initial "
             f"norm by step {self.streak.worst_step[slot]}."

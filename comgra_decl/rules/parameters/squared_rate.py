@@ -56,7 +56,7 @@ class SquaredRate(Rule):
     _last = -1
 
     def look(self, window: Window) -> None:
-        """Stores the largest learning rate."""
+        """Store the largest learning rate."""
         for optimizers, first, stop in window.spans(OPTIMIZERS):
             known = next(filter(None, map(_rate, optimizers)), None)
             if known is None:
@@ -68,7 +68,7 @@ class SquaredRate(Rule):
             self._last = int(window.steps[stop - 1])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding if the largest factor is the learning rate."""
+        """Return a finding if the largest factor is the learning rate."""
         if self._first is None or self._last < self.parameters.least:
             return []
         (step, initial), (most, reached) = self._first, self._most
@@ -88,7 +88,7 @@ class SquaredRate(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if self._first is None:
             return "no optimizer has a schedule"
         least = self.parameters.least

@@ -47,13 +47,13 @@ class NeverStepped(Rule):
     _step = -1
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Counts the losses of the first step and checks for a second step."""
+        """Count the losses of the first step and check for a second step."""
         if numbers.name == "loss" or numbers.name.startswith("loss["):
             self._losses.add(numbers.name)
             self._step = max(self._step, int(numbers.steps.max(initial=-1)))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding if all losses belong to a single, unfinished step."""
+        """Return a finding if all losses belong to a single, unfinished step."""
         many = len(self._losses)
         if self._step > 0 or scene.records > 1 or scene.optimizers or many < self.parameters.least:
             return []
@@ -68,7 +68,7 @@ class NeverStepped(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         return None if self._losses else "no loss is logged; set `kpis: {loss: true}`"
 
 
@@ -105,7 +105,7 @@ class StaleCopy(Rule):
     _moved: set[int] = per_run(set)
 
     def look_at_evaluation(self, window: Window) -> None:
-        """Records which models are evaluated and whether their parameters have changed."""
+        """Record which models are evaluated and whether their parameters have changed."""
         table = window.table
         at = np.flatnonzero(table.parameters)
         if len(at) and window.has("l2"):
@@ -119,7 +119,7 @@ class StaleCopy(Rule):
                 self._seen.setdefault(node, []).append(step)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first outdated copy."""
+        """Return a finding about the first outdated copy."""
         models = _models(scene)
         for name, (kind, nodes, optimized) in models.items():
             steps = sorted({step for node in nodes for step in self._seen.get(node, [])})
@@ -144,7 +144,7 @@ class StaleCopy(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         least = self.parameters.patience
         if scene.evaluations < least:
             return f"it needs {least} evaluation records; the run has {scene.evaluations}"
@@ -152,7 +152,7 @@ class StaleCopy(Rule):
 
 
 def _models(scene: Scene) -> dict[str, tuple[str, set[str], bool]]:
-    """Returns each model's class and nodes, and whether an optimizer contains its parameters."""
+    """Return each model's class and nodes, and whether an optimizer contains its parameters."""
     found: dict[str, tuple[str, set[str], bool]] = {}
     name = ""
     for module in scene.documents.get("modules") or []:

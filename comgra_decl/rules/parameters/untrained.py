@@ -99,7 +99,7 @@ class Untrained(SlotRule):
     _moved: set[int] = per_run(set)  # slots of parameters that have changed
 
     def look(self, window: Window) -> None:
-        """Processes the next training records."""
+        """Process the next training records."""
         super().look(window)
         at = np.flatnonzero(window.table.parameters)
         for name in ("mean", "l2", "abs_max"):
@@ -112,12 +112,12 @@ class Untrained(SlotRule):
                 self._moved |= {int(slot) for slot in at[changed.any(0)]}
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the gradients of parameters; the parameters themselves if none are recorded."""
+        """Return the gradients of parameters; the parameters themselves if none are recorded."""
         gradients = table.parameter_gradients
         return gradients if gradients.any() else table.parameters
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where gradients are exactly zero or parameters do not change."""
+        """Return where gradients are exactly zero or parameters do not change."""
         if window.table.parameter_gradients[at].all():
             size = window.read("abs_max", at).astype(np.float64)
             still = size == 0
@@ -131,7 +131,7 @@ class Untrained(SlotRule):
         return still & ~still.all(1, keepdims=True), size
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding for all untrained parameters; its message names the most serious."""
+        """Return one finding for all untrained parameters; its message names the most serious."""
         found = self._found(scene)
         if not found:
             return []
@@ -158,7 +158,7 @@ class Untrained(SlotRule):
         ]
 
     def _found(self, scene: Scene) -> dict[Place, str]:
-        """Returns all untrained parameters with their states."""
+        """Return all untrained parameters with their states."""
         zero = {scene.table.place(int(s)) for s in self.streak.fired if self._is_still(scene, s)}
         parameters = scene.parameters
         without = set() if scene.records < self.patience else self._without(scene)
@@ -184,7 +184,7 @@ class Untrained(SlotRule):
         return found
 
     def _severity(self, scene: Scene, lead: Place, found: dict[Place, str]) -> str:
-        """Returns the severity for untrained parameters."""
+        """Return the severity for untrained parameters."""
         state = found[lead]
         if state in _HINTS or (state == "zero" and self._learns):
             return "hint"
@@ -203,7 +203,7 @@ class Untrained(SlotRule):
         return "hint" if all(here < other for other in trained) else "warning"
 
     def _are_copies(self, scene: Scene, places: list[Place]) -> bool:
-        """Returns whether the weights among these parameters began with values of trained ones."""
+        """Return whether the weights among these parameters began with values of trained ones."""
         parameters, by_key = scene.parameters, scene.table.by_key
         sizes: dict[tuple[str, tuple[int, ...]], set[float]] = {}
         for (node, role), facts in parameters.items():
@@ -228,14 +228,14 @@ class Untrained(SlotRule):
         return float(np.mean(self._latest)) < 0.5 * float(np.mean(self._first))
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Records the first and the latest losses."""
+        """Record the first and the latest losses."""
         if numbers.name == "loss":
             values = numbers.values.tolist()
             self._first += values[: max(0, _LOSSES - len(self._first))]
             self._latest[:] = (self._latest + values)[-_LOSSES:]
 
     def _is_left_out(self, scene: Scene, place: Place) -> bool:
-        """Returns whether the module of an unchanged parameter receives gradients."""
+        """Return whether the module of an unchanged parameter receives gradients."""
         slot = scene.table.by_key.get(SlotKey(place.node, place.role, 0, "forward"))
         if slot is None or slot in self._moved or scene.records < self.patience:
             return False
@@ -245,7 +245,7 @@ class Untrained(SlotRule):
         )
 
     def _why_without(self, scene: Scene, place: Place) -> str:
-        """Returns the state of a parameter that has no gradient."""
+        """Return the state of a parameter that has no gradient."""
         node, key = place.node, SlotKey(place.node, place.role, 0, "forward")
         used = {graph.keys[a] for graph in scene.structures.values() for a, _, _ in graph.edges}
         if not self._is_called(scene, node) or (used and key not in used):
@@ -257,7 +257,7 @@ class Untrained(SlotRule):
         return "none" if reached else "unreached"
 
     def _is_called(self, scene: Scene, node: str) -> bool:
-        """Returns whether a module or one of its submodules computed anything with gradients."""
+        """Return whether a module or one of its submodules computed anything with gradients."""
         return any(
             info.kind == "computed"
             and info.key.pass_ == "forward"
@@ -266,7 +266,7 @@ class Untrained(SlotRule):
         )
 
     def _cancels(self, scene: Scene, node: str, role: str) -> bool:
-        """Returns whether only a module's bias lacks a gradient, because it cancels out later."""
+        """Return whether only a module's bias lacks a gradient, because it cancels out later."""
         if role != "bias":
             return False
         table = scene.table
@@ -276,23 +276,23 @@ class Untrained(SlotRule):
         return any(weight not in self.streak.fired for weight in weights)
 
     def follows(self, finding: Finding, other: Finding) -> bool:
-        """Returns whether another finding explains this one; dead units explain zero gradients."""
+        """Return whether another finding explains this one; dead units explain zero gradients."""
         if finding.evidence["gradient"] == "zero" and other.rule == "dead_units":
             return other.place is not None and other.place.pass_ == "forward"
         return super().follows(finding, other)
 
     def _ran(self, scene: Scene, place: Place) -> int:
-        """Returns the position of a parameter's node in execution order; -1 if unknown."""
+        """Return the position of a parameter's node in execution order; -1 if unknown."""
         keys = (SlotKey(place.node, place.role, 0, pass_) for pass_ in ("forward", "grad"))
         slots = [scene.table.by_key[key] for key in keys if key in scene.table.by_key]
         return max((int(scene.table.order[slot]) for slot in slots), default=-1)
 
     def _is_still(self, scene: Scene, slot: int) -> bool:
-        """Returns whether a state lasts for nearly all records; experts may be used only later."""
+        """Return whether a state lasts for nearly all records; experts may be used only later."""
         return bool(self.streak.records[slot] + self.patience >= 0.9 * self.streak.seen[slot])
 
     def _without(self, scene: Scene) -> set[Place]:
-        """Returns trainable parameters that have no gradient while others have one."""
+        """Return trainable parameters that have no gradient while others have one."""
         table = scene.table
         if not table.parameter_gradients.any():
             return set()
@@ -311,7 +311,7 @@ class Untrained(SlotRule):
         }
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return f"{scene.table.place(slot)} is not trained."
 
 

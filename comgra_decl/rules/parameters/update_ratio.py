@@ -70,15 +70,15 @@ class LargeUpdate(SlotRule):
     _size = np.zeros(0)  # root mean square of each weight in its first record
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice adapted to the optimizer settings."""
+        """Return advice adapted to the optimizer settings."""
         return lower_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the weights; biases are excluded because they start at zero."""
+        """Return the weights; biases are excluded because they start at zero."""
         return table.weights
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the update, or the change in the norm, divided by the weight's norm."""
+        """Return the update, or the change in the norm, divided by the weight's norm."""
         weight = window.read("l2", at).astype(np.float64)
         updates = window.table.remembered((LargeUpdate, len(at)), lambda t: _updates(t, at))
         steps = np.broadcast_to(window.steps[:, None], weight.shape).astype(np.float64)
@@ -93,7 +93,7 @@ class LargeUpdate(SlotRule):
         return (ratio > self.parameters.ratio) & np.isfinite(ratio), ratio
 
     def _fresh(self, window: Window, at: Slots, weight: NDArray[np.float64]) -> Bools:
-        """Returns where weights that started near zero are in their first records."""
+        """Return where weights that started near zero are in their first records."""
         self._size = grown(self._size, int(at.max(initial=-1)) + 1, np.nan)
         present = ~np.isnan(weight)
         size = weight / np.sqrt(window.elements(at))
@@ -103,7 +103,7 @@ class LargeUpdate(SlotRule):
         return np.asarray(early[:, None] & (self._size[at] < _TINY))
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} changes by {self.streak.worst[slot]:.0%} of its norm in "
             f"step {self.streak.worst_step[slot]}; about 0.1% is common."
@@ -153,18 +153,18 @@ class SmallUpdate(SlotRule):
     _before = per_run(lambda: {name: Previous() for name in ("l2", "min", "max")})
 
     def advise(self, scene: Scene) -> str:
-        """Returns advice adapted to the optimizer settings."""
+        """Return advice adapted to the optimizer settings."""
         return raise_rate(scene, self.advice)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the weights that have gradients or recorded updates."""
+        """Return the weights that have gradients or recorded updates."""
         weights = np.flatnonzero(table.weights)
         mask = np.zeros(len(table), np.bool_)
         mask[weights[(_updates(table, weights) >= 0) | (_others(table, weights, "grad") >= 0)]] = 1
         return mask
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the norm of the update divided by the norm of the weight."""
+        """Return the norm of the update divided by the norm of the weight."""
         updates = _updates(window.table, at)
         known = window.read("l2", np.maximum(updates, 0)) / window.read("l2", at)
         ratio = np.where(updates >= 0, known, self._changes(window, at))
@@ -172,7 +172,7 @@ class SmallUpdate(SlotRule):
         return small & (small.mean(1, keepdims=True) >= 0.5), ratio
 
     def _changes(self, window: Window, at: Slots) -> NDArray[np.float64]:
-        """Returns the largest relative change per step of a weight's recorded statistics."""
+        """Return the largest relative change per step of a weight's recorded statistics."""
         weight = window.read("l2", at).astype(np.float64)
         steps = np.broadcast_to(window.steps[:, None], weight.shape).astype(np.float64)
         steps = np.where(np.isnan(weight), np.nan, steps)
@@ -185,7 +185,7 @@ class SmallUpdate(SlotRule):
         return largest
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"Weights barely change: {scene.table.place(slot)} changes by "
             f"{self.streak.worst[slot]:.1e} of its norm per step."
@@ -193,7 +193,7 @@ class SmallUpdate(SlotRule):
 
 
 def _updates(table: SlotTable, at: Slots) -> Slots:
-    """Returns the slot of each parameter's update; -1 if it is not recorded."""
+    """Return the slot of each parameter's update; -1 if it is not recorded."""
     return _others(table, at, "update")
 
 

@@ -73,7 +73,7 @@ class ZeroLearningRate(Rule):
     _always: dict[_Group, tuple[int, bool]] = per_run(dict)  # first step, whether it was always 0
 
     def look(self, window: Window) -> None:
-        """Checks whether weights change although all learning rates are 0."""
+        """Check whether weights change although all learning rates are 0."""
         at = np.flatnonzero(window.table.weights)
         change: Bools = np.zeros(len(window), np.bool_)
         if len(at) and window.has("l2"):
@@ -97,7 +97,7 @@ class ZeroLearningRate(Rule):
             self._moved = self._moved or bool(change[row:stop].any())
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding if the learning rate has been 0 for long enough."""
+        """Return a finding if the learning rate has been 0 for long enough."""
         zero = scene.rates.zero
         if zero is None:
             return self._some(scene)
@@ -120,7 +120,7 @@ class ZeroLearningRate(Rule):
         ]
 
     def _some(self, scene: Scene) -> list[Finding]:
-        """Returns a hint about groups whose learning rate has always been 0."""
+        """Return a hint about groups whose learning rate has always been 0."""
         always = {group: first for group, (first, zero) in self._always.items() if zero}
         first = min(always.values(), default=scene.last_step)
         if scene.last_step - first + 1 < self.parameters.least:
@@ -144,7 +144,7 @@ class ZeroLearningRate(Rule):
         return sum(group.sizes[group.number] for group in self._always)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         if scene.rates.now is None:
             return "no learning rate is known"
         least = self.parameters.least
@@ -152,7 +152,7 @@ class ZeroLearningRate(Rule):
 
 
 def _groups(optimizers: Any) -> Iterator[tuple[_Group, float, float]]:
-    """Yields each group, its learning rate, and the rate with which it was created, or else 0."""
+    """Yield each group, its learning rate, and the rate with which it was created, or else 0."""
     for optimizer in optimizers if isinstance(optimizers, list) else ():
         groups = optimizer.get("groups") or ()
         sizes = tuple(int(group.get("parameters") or 0) for group in groups)

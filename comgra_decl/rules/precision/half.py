@@ -59,11 +59,11 @@ class HalfOverflow(SlotRule):
     needs = "float16 tensors"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the float16 tensors of the forward pass."""
+        """Return the float16 tensors of the forward pass."""
         return table.where(lambda i: i.dtype == "float16" and i.key.pass_ == "forward")
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the largest magnitude over all samples; ignores masks (-inf)."""
+        """Return the largest magnitude over all samples; ignores masks (-inf)."""
         size = window.read("abs_max", at, "abs_max")
         hit = size > self.parameters.share * LARGEST
         if window.has("min"):
@@ -71,7 +71,7 @@ class HalfOverflow(SlotRule):
         return hit, size
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} reaches {self.streak.worst[slot]:.4g} in float16, whose "
             f"largest number is {LARGEST:.0f}."
@@ -116,7 +116,7 @@ class HalfUnderflow(SlotRule):
     _after: list[Slots] = per_run(list)  # the slot computed from each slot, one entry per hop
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the float16 gradients, and stores which slots are computed from each tensor."""
+        """Return the float16 gradients, and store which slots are computed from each tensor."""
         self._after = self._followed(table)
         return table.where(lambda i: i.dtype == "float16" and is_gradient(i.key.pass_))
 
@@ -132,7 +132,7 @@ class HalfUnderflow(SlotRule):
         return found
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the share of zeros with the share in the forward pass."""
+        """Compare the share of zeros with the share in the forward pass."""
         zeros = window.read("zero_fraction", at).astype(np.float64)
         lost = zeros > self.parameters.share
         forward = window.table.forward[at]
@@ -144,7 +144,7 @@ class HalfUnderflow(SlotRule):
         return (lost & (zeros < 1)) | tiny, zeros
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is too small for float16: {self.streak.worst[slot]:.0%} of "
             "its elements are exactly zero or close to it."

@@ -84,17 +84,17 @@ class Nonfinite(SlotRule):
     _metrics: dict[tuple[str, str], Stretches] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Processes the next losses and other training metrics."""
+        """Process the next losses and other training metrics."""
         if numbers.type not in EVALUATION_TYPES and not is_validation(numbers):
             known = self._metrics.setdefault((numbers.name, numbers.type), Stretches())
             known.add(numbers.steps, ~np.isfinite(numbers.values))
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns all slots of floating-point tensors."""
+        """Return all slots of floating-point tensors."""
         return table.floating
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the number of non-finite elements."""
+        """Return the number of non-finite elements."""
         count = window.read("nonfinite", at, "abs_max")
         hit = count > 0
         if hit.any() and window.has("min", "max"):
@@ -107,7 +107,7 @@ class Nonfinite(SlotRule):
         return hit, count
 
     def _add_causes(self, at: Slots, hit: Bools, mask: Bools) -> None:
-        """Reports masks as non-finite if a NaN is computed from them."""
+        """Report masks as non-finite if a NaN is computed from them."""
         rows = np.flatnonzero(hit.any(1) & mask.any(1))
         if not len(rows):
             return
@@ -132,7 +132,7 @@ class Nonfinite(SlotRule):
                 self._samples[slot] = int(bad.argmax())
 
     def ordered(self, scene: Scene, fired: Slots) -> Slots:
-        """Returns the slots in the order in which a step computes them."""
+        """Return the slots in the order in which a step computes them."""
         infos = [scene.table.infos[slot] for slot in fired.tolist()]
         backward = np.array([is_gradient(i.key.pass_) for i in infos])
         update = np.array([i.key.pass_ == "update" for i in infos])
@@ -144,7 +144,7 @@ class Nonfinite(SlotRule):
         return fired[np.lexsort((own, order, backward, update, first))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         sample = self._samples.get(slot, -1)
         which = "" if sample < 0 else f", first in recorded sample {sample}"
         first, after = int(self.streak.first[slot]), self.streak.after_step(slot)
@@ -160,7 +160,7 @@ class Nonfinite(SlotRule):
         return f"{scene.table.place(slot)} contains NaN or infinity {when}{which}; {so}."
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding, located at the origin of the non-finite values."""
+        """Return one finding, located at the origin of the non-finite values."""
         found = super().findings(scene)
         if not found or found[0].place is None:
             return found
@@ -175,7 +175,7 @@ class Nonfinite(SlotRule):
         return [replace(found[0], sample=None if sample < 0 else sample)]
 
     def narrowed(self, finding: Finding) -> Finding:
-        """Returns the finding with its interval narrowed by the metrics logged at every step."""
+        """Return the finding with its interval narrowed by the metrics logged at every step."""
         if finding.is_exact and finding.after_step is not None:
             return finding
         recorded, after = finding.first_step, finding.after_step
@@ -221,7 +221,7 @@ class Stretches:
         return bool(self._all)
 
     def add(self, steps: NDArray[np.int64], bad: Bools) -> None:
-        """Processes the next values: their steps, and a mask of the non-finite ones."""
+        """Process the next values: their steps, and a mask of the non-finite ones."""
         inside = bool(self._all) and self._all[-1][2] is None
         for row in np.flatnonzero(np.diff(bad, prepend=inside)).tolist():
             step = int(steps[row])
@@ -236,7 +236,7 @@ class Stretches:
         self._finite = int(good[-1]) if len(good) else self._finite
 
     def until(self, step: int) -> list[tuple[int | None, int]]:
-        """Returns (last finite step before, first step) for stretches that last until `step`."""
+        """Return (last finite step before, first step) for stretches that last until `step`."""
         return [
             (before, first)
             for before, first, end in self._all

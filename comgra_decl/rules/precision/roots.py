@@ -31,7 +31,7 @@ class RootOfZero(Rule):
     _broken = -1
 
     def look(self, window: Window) -> None:
-        """Looks for the first gradient that is not finite."""
+        """Look for the first gradient that is not finite."""
         at = np.flatnonzero(window.table.backward)
         if self._broken < 0 and len(at) and window.has("nonfinite"):
             bad = (window.read("nonfinite", at, "abs_max") > 0).any(1)
@@ -39,7 +39,7 @@ class RootOfZero(Rule):
                 self._broken = int(window.steps[np.argmax(bad)])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such root."""
+        """Return a finding about the first such root."""
         found = scene.told("root of zero")
         if not found or self._broken < 0:
             return []
@@ -58,5 +58,5 @@ class RootOfZero(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)

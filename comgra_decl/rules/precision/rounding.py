@@ -52,11 +52,11 @@ class LostUpdates(SlotRule):
     needs = "parameters in half precision, {select: '**', capture: [parameter]}"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the weights in half precision."""
+        """Return the weights in half precision."""
         return table.weights & table.where(lambda info: info.dtype in _HALF_STEP)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares the usual update with the resolution."""
+        """Compare the usual update with the resolution."""
         infos = window.table.infos
         known = self.scene.parameters
         step = np.array([_HALF_STEP[infos[s].dtype] for s in at.tolist()])
@@ -71,7 +71,7 @@ class LostUpdates(SlotRule):
         return (ratio < 1) & (size > 0) & trained, ratio
 
     def _update(self, window: Window, at: Slots) -> NDArray[np.float64]:
-        """Returns the usual update per element, [records, slots]; NaN if it is unknown."""
+        """Return the usual update per element, [records, slots]; NaN if it is unknown."""
         rates = [_rate(facts.get(OPTIMIZERS) or ()) for facts in window.facts]
         by_rate = np.array([rate if kind == "rate" else np.nan for kind, rate in rates])
         by_size = np.array([rate if kind == "size" else np.nan for kind, rate in rates])
@@ -85,7 +85,7 @@ class LostUpdates(SlotRule):
         return np.where(np.isnan(by_rate)[:, None], scaled, by_rate[:, None])
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         info = scene.table.infos[slot]
         return (
             f"{scene.table.place(slot)} is stored in {info.dtype}, and its updates are "
@@ -95,7 +95,7 @@ class LostUpdates(SlotRule):
 
 
 def _rate(optimizers: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
-    """Returns the largest learning rate, and whether updates have its size or a gradient's."""
+    """Return the largest learning rate, and whether updates have its size or a gradient's."""
     groups = [(str(o.get("class")), g) for o in optimizers for g in o.get("groups") or ()]
     rates = [float(g["lr"]) for _, g in groups if isinstance(g.get("lr"), (int, float))]
     if rates and all(kind in _BY_RATE for kind, _ in groups):

@@ -78,13 +78,13 @@ class GradientScale(Rule):
     _latest: deque[int]  # latest skipped steps; their number is one above the limit
 
     def reset(self) -> None:
-        """Resets the state of the rule."""
+        """Reset the state of the rule."""
         super().reset()
         allowed = float(self.parameters.share * self.parameters.window)
         self._latest = deque(maxlen=int(allowed) + 1)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Processes scales and skipped steps from the next records."""
+        """Process scales and skipped steps from the next records."""
         if numbers.name == GRAD_SCALE:
             self._scaling = True
             self._lowest = min(self._lowest, float(numbers.values.min()))
@@ -108,7 +108,7 @@ class GradientScale(Rule):
             self._often = latest[0]
 
     def look_at_skipped(self, window: Window) -> None:
-        """Stores the first non-finite gradient in backward order, which is nearest to the loss."""
+        """Store the first non-finite gradient in backward order, which is nearest to the loss."""
         if self._slot >= 0 or window.skipped is None or not window.skipped.any():
             return
         at = np.flatnonzero(window.table.backward)
@@ -119,7 +119,7 @@ class GradientScale(Rule):
             self._slot = int(slots[window.table.order[slots].argmax()])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding; a collapsed scale takes precedence over skipped steps."""
+        """Return one finding; a collapsed scale takes precedence over skipped steps."""
         if self._collapsed < 0 and self._often < 0:
             return []
         severity, step, text = self._worse()
@@ -151,5 +151,5 @@ class GradientScale(Rule):
         return "warning", self._often, text
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         return None if self._scaling else "no optimizer uses a torch.amp.GradScaler"

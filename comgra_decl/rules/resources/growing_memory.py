@@ -72,7 +72,7 @@ class GrowingMemory(Rule):
     _holders: dict[str, tuple[int, float]] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Adds memory readings, and the containers that were found to grow."""
+        """Add memory readings, and the containers that were found to grow."""
         if numbers.name.startswith(_MEMORY):
             curve = self._curves.setdefault(numbers.name.removeprefix(_MEMORY), Curve())
             curve.add(numbers.steps, numbers.values)
@@ -81,7 +81,7 @@ class GrowingMemory(Rule):
             self._holders[holder] = int(numbers.steps[-1]), float(numbers.values[-1])
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the memory that grows the most."""
+        """Return a finding about the memory that grows the most."""
         found = [self._judge(scene, name, curve) for name, curve in self._curves.items()]
         kept = [finding for finding in found if finding is not None]
         kept.sort(key=lambda finding: -float(finding.evidence["mib_per_step"]))
@@ -116,7 +116,7 @@ class GrowingMemory(Rule):
         return self.finding(scene, first_step=int(steps[start]), message=text, evidence=evidence)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the memory could not be checked, or None."""
+        """Return the reason why the memory could not be checked, or None."""
         count = max((curve.count for curve in self._curves.values()), default=0)
         if not count:
             return "no memory is recorded; set `kpis: {automatic: true}`"

@@ -67,7 +67,7 @@ class _Adversaries(Rule):
     _known: dict[str, list[Judged]] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Reads the gradients of judgements."""
+        """Read the gradients of judgements."""
         if not window.has(*_STATISTICS) or not window.structures:
             return
         passes = {info.key.pass_ for info in window.table.infos if is_gradient(info.key.pass_)}
@@ -105,7 +105,7 @@ class _Adversaries(Rule):
         return self._known[graph]
 
     def _directions(self) -> dict[tuple[str, str, bool], set[int]]:
-        """Returns the directions by judge, generator and whether a gradient flows back to it.
+        """Return the directions by judge, generator and whether a gradient flows back to it.
 
         A judgement that was not always pushed the same way has the direction 0.
         """
@@ -118,7 +118,7 @@ class _Adversaries(Rule):
         return found
 
     def _cases(self) -> Iterator[tuple[str, str, set[int], set[int], set[int]]]:
-        """Yields judge, generator, and the directions for data, detached and attached samples."""
+        """Yield judge, generator, and the directions for data, detached and attached samples."""
         found = self._directions()
         for judge, generator, carries in found:
             if generator and carries:
@@ -131,7 +131,7 @@ class _Adversaries(Rule):
         return min(steps, default=0)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if len(trained_models(scene)) < 2:
             return "the run has fewer than two trained models"
         if not any(judged.generator for judged in self._pushes):
@@ -162,7 +162,7 @@ class CooperatingNetworks(_Adversaries):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first generator that helps its discriminator."""
+        """Return a finding about the first generator that helps its discriminator."""
         for judge, generator, data, cut, attached in self._cases():
             if (data, cut, attached) not in (({1}, {-1}, {-1}), ({-1}, {1}, {1})):
                 continue
@@ -206,7 +206,7 @@ class OpposingLosses(_Adversaries):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first generator that shares its discriminator's optimizer."""
+        """Return a finding about the first generator that shares its discriminator's optimizer."""
         for judge, generator, data, cut, attached in self._cases():
             every = cut | attached
             opposed = data in ({1}, {-1}) and data <= attached and every == {1, -1}
@@ -227,7 +227,7 @@ class OpposingLosses(_Adversaries):
 
 
 def _shares(scene: Scene, *models: str) -> bool:
-    """Returns whether one and the same optimizer holds all trainable parameters of all models."""
+    """Return whether one and the same optimizer holds all trainable parameters of all models."""
     holders: set[frozenset[int]] = set()
     model = ""
     for module in scene.documents.get("modules") or []:
@@ -241,7 +241,7 @@ def _shares(scene: Scene, *models: str) -> bool:
 
 
 def _judgements(structure: Structure, graph: str, models: list[str]) -> Iterator[Judged]:
-    """Yields the outputs of trained models, and the trained model whose output each is based on.
+    """Yield the outputs of trained models, and the trained model whose output each is based on.
 
     Outputs of models that no other one processes, or that process no other one's, are included.
     """
@@ -270,7 +270,7 @@ def _models_behind(
     *,
     gradient_only: bool,
 ) -> set[str]:
-    """Returns the other models on whose outputs a tensor depends; none behind these."""
+    """Return the other models on whose outputs a tensor depends; none behind these."""
     found, waiting, seen = set(), [index], {index}
     for at in waiting:
         for source, gradient in before.get(at, ()):

@@ -37,7 +37,7 @@ class BatchAsTime(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such module."""
+        """Return a finding about the first such module."""
         samples = _samples(scene)
         if samples is None:
             return []
@@ -96,14 +96,14 @@ class BatchAsTime(Rule):
                         )
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         if _samples(scene) is None:
             return "no loss compares one target per sample"
         return None
 
 
 def _samples(scene: Scene) -> int | None:
-    """Returns the size of the first batch, if there is one target value per sample."""
+    """Return the size of the first batch, if there is one target value per sample."""
     first = min(scene.calls.items(), key=lambda item: item[1].first, default=None)
     if first is None:
         return None

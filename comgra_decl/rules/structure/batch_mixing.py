@@ -46,7 +46,7 @@ class BatchMixing(Rule):
     _first: tuple[int, float] | None = None
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first softmax over the wrong dimension."""
+        """Return a finding about the first softmax over the wrong dimension."""
         for call, seen in scene.calls.items():
             if _is_wrong(call):
                 shape = list(call.prediction.shape)
@@ -66,12 +66,12 @@ class BatchMixing(Rule):
         return self._inside(scene) or self._guesses(scene)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Stores the first loss."""
+        """Store the first loss."""
         if numbers.name == "loss" and self._first is None and len(numbers.values):
             self._first = int(numbers.steps[0]), float(numbers.values[0])
 
     def _guesses(self, scene: Scene) -> list[Finding]:
-        """Compares the first loss with the cost of guessing a sample in the batch."""
+        """Compare the first loss with the cost of guessing a sample in the batch."""
         if self._first is None or self._first[0] > 0 or len(scene.calls) != 1 or scene.learns:
             return []
         (call,) = scene.calls
@@ -114,7 +114,7 @@ class BatchMixing(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         return (
             None if scene.calls else "no loss that compares a prediction with a target was called"
         )

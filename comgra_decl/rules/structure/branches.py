@@ -59,7 +59,7 @@ class _Branches(SlotRule):
     _first = per_run(First)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the tensors that are combined with others."""
+        """Return the tensors that are combined with others."""
         self._groups = self._joined(table)
         mask = np.zeros(len(table), np.bool_)
         for group in self._groups:
@@ -76,7 +76,7 @@ class _Branches(SlotRule):
         return groups
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the size of each branch relative to the largest one it is combined with."""
+        """Return the size of each branch relative to the largest one it is combined with."""
         if not self._groups:
             return np.zeros((len(window), len(at)), np.bool_), np.zeros((len(window), len(at)))
         size = window.read("l2", np.arange(len(window.table))).astype(np.float64)
@@ -90,7 +90,7 @@ class _Branches(SlotRule):
         return (found < self.parameters.ratio) & late[:, None], found
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out branches that are small only in some iterations, such as initial states."""
+        """Leave out branches that are small only in some iterations, such as initial states."""
         return self.in_every_iteration(scene, fired)
 
 
@@ -130,7 +130,7 @@ class BranchIgnored(_Branches):
     _drowned: dict[int, tuple[int, int, float]] = per_run(dict)  # first step, branch, ratio
 
     def look(self, window: Window) -> None:
-        """Processes the next training records."""
+        """Process the next training records."""
         super().look(window)
         for parameter, branches in self._added(window).items():
             at = np.array([parameter, *branches], np.int64)
@@ -147,7 +147,7 @@ class BranchIgnored(_Branches):
                     self._drowned.pop(parameter, None)
 
     def _added(self, window: Window) -> dict[int, list[int]]:
-        """Returns parameters, with the computed tensors to which they may be added.
+        """Return parameters, with the computed tensors to which they may be added.
 
         These tensors have the same number of dimensions and the same last dimension as the
         parameter, and enter the same module, which does not own the parameter.
@@ -170,7 +170,7 @@ class BranchIgnored(_Branches):
         return found
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about a branch, or about an input that a parameter outweighs."""
+        """Return a finding about a branch, or about an input that a parameter outweighs."""
         found = super().findings(scene)
         if found and self.parameters.severity is None:
             fired = self.chosen(scene, self.streak.lasting)
@@ -198,7 +198,7 @@ class BranchIgnored(_Branches):
         return []
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} has hardly any effect: its norm is "
             f"{self.streak.worst[slot]:.1e} times that of the largest branch it is combined with."
@@ -232,7 +232,7 @@ class GradientImbalance(_Branches):
     )
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"The norm of {scene.table.place(slot)} is {self.streak.worst[slot]:.1e} times the "
             "norm of the largest gradient among the branches it is combined with."

@@ -30,7 +30,7 @@ class SilentBroadcasting(Rule):
     advice = "Pass tensors of the same shape to the loss, for example by calling squeeze(-1)."
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first call whose shapes do not match."""
+        """Return a finding about the first call whose shapes do not match."""
         for call, seen in scene.calls.items():
             if not _misfit(call):
                 continue
@@ -52,7 +52,7 @@ class SilentBroadcasting(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         return (
             None if scene.calls else "no loss that compares a prediction with a target was called"
         )

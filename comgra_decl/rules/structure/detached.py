@@ -40,7 +40,7 @@ class Detached(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns one finding about the last cut before the loss."""
+        """Return one finding about the last cut before the loss."""
         if scene.structure is None or scene.records < 2:
             return []
         cut = _cuts(scene, scene.structure)
@@ -62,7 +62,7 @@ class Detached(Rule):
         ]
 
     def _partly(self, scene: Scene, structure: Structure) -> list[Finding]:
-        """Returns a hint about tensors that receive gradients only through some paths."""
+        """Return a hint about tensors that receive gradients only through some paths."""
         found = _one_way(scene, structure)
         if not found:
             return []
@@ -87,7 +87,7 @@ class Detached(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         if scene.structure is None:
             return "no dependency graph is recorded; set `graph: true`"
         if not scene.table.parameters.any() or not scene.table.parameter_gradients.any():
@@ -96,7 +96,7 @@ class Detached(Rule):
 
 
 def _cuts(scene: Scene, structure: Structure) -> list[SlotKey]:
-    """Returns the tensors after which gradients are cut off, the last one first."""
+    """Return the tensors after which gradients are cut off, the last one first."""
     forward: dict[int, list[tuple[int, bool]]] = {}
     for a, b, gradient in structure.edges:
         forward.setdefault(a, []).append((b, gradient))
@@ -125,7 +125,7 @@ def _cuts(scene: Scene, structure: Structure) -> list[SlotKey]:
 
 
 def _of_target_network(key: SlotKey, trained: set[str]) -> bool:
-    """Returns whether a model is called without gradients and another of its class is trained."""
+    """Return whether a model is called without gradients and another of its class is trained."""
     model = key.node.partition(".")[0]
     alike = {other for other in trained if other.partition("#")[0] == model.partition("#")[0]}
     return key.pass_ == "no_grad" and model not in trained and bool(alike)
@@ -146,7 +146,7 @@ def _reaching(structure: Structure, ends: set[int], *, with_gradient: bool) -> s
 
 
 def _untrained(scene: Scene, structure: Structure, trained: set[int]) -> set[int]:
-    """Returns trainable parameters that have no gradient according to the graph and the records."""
+    """Return trainable parameters that have no gradient according to the graph and the records."""
     parameters, table = scene.parameters, scene.table
     return {
         i
@@ -175,7 +175,7 @@ def _made_of(structure: Structure, starts: set[int]) -> set[int]:
 
 
 def _one_way(scene: Scene, structure: Structure) -> list[tuple[SlotKey, SlotKey]]:
-    """Returns (source, sink) of edges between trained tensors that never carry a gradient."""
+    """Return (source, sink) of edges between trained tensors that never carry a gradient."""
     losses = {i for i, kind in enumerate(structure.kinds) if kind == "loss"}
     trained = _reaching(structure, losses, with_gradient=True)
     parameters = {i for i in trained if structure.kinds[i] == "parameter"}

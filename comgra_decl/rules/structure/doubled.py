@@ -28,7 +28,7 @@ class ConcatenatedWithItself(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such concatenation."""
+        """Return a finding about the first such concatenation."""
         found = [
             fact
             for fact in scene.told("doubled")
@@ -51,5 +51,5 @@ class ConcatenatedWithItself(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)

@@ -61,7 +61,7 @@ class TrainingInEvaluationMode(Rule):
     _models: dict[str, _Model] = per_run(dict)
 
     def look(self, window: Window) -> None:
-        """Processes the modes of the next training records."""
+        """Process the modes of the next training records."""
         for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
             for node, training in (facts.get(MODES) or {}).items():
                 model = self._models.setdefault(str(node), _Model())
@@ -72,7 +72,7 @@ class TrainingInEvaluationMode(Rule):
                     model.records += 1
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first model that is trained in evaluation mode."""
+        """Return a finding about the first model that is trained in evaluation mode."""
         for node, model in self._models.items():
             different = _different(scene, node)
             if model.records < self.parameters.patience or not different:
@@ -95,7 +95,7 @@ class TrainingInEvaluationMode(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         if not self._models:
             return "no record contains the mode of a model"
         if scene.records < self.parameters.patience:
@@ -108,7 +108,7 @@ class TrainingInEvaluationMode(Rule):
 
 
 def _different(scene: Scene, root: str) -> list[str]:
-    """Returns the modules of a trained model that behave differently in evaluation mode."""
+    """Return the modules of a trained model that behave differently in evaluation mode."""
     found: list[str] = []
     inside, held, total = False, 0, 0
     for module in scene.documents.get("modules") or []:

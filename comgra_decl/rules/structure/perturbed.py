@@ -32,11 +32,11 @@ class ExperimentRule(Rule):
     """A rule that reads the experiments with the trained models."""
 
     def perturbations(self, scene: Scene) -> list[dict[str, Any]]:
-        """Returns what was found about each model, if it could be called."""
+        """Return what was found about each model, if it could be called."""
         return [t for t in scene.documents.get(PERTURBATIONS) or [] if "refused" not in t]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         known = scene.documents.get(PERTURBATIONS) or []
         if not known:
             return (
@@ -71,7 +71,7 @@ class SamplesMixed(ExperimentRule):
     Parameters = ChangeParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first model that mixes samples."""
+        """Return a finding about the first model that mixes samples."""
         for found in self.perturbations(scene):
             change, batch = float(found.get("mixes", 0.0)), int(found["batch"])
             rows = {call.target.shape[0] for call in scene.calls if call.target.shape}
@@ -109,7 +109,7 @@ class IgnoredInput(ExperimentRule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first model with such arguments."""
+        """Return a finding about the first model with such arguments."""
         for found in self.perturbations(scene):
             names = [str(name) for name in found.get("ignored") or ()]
             if not names or int(found["step"]) < _TRAINED:
@@ -149,7 +149,7 @@ class OrderIgnored(ExperimentRule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first model that ignores the order."""
+        """Return a finding about the first model that ignores the order."""
         for found in self.perturbations(scene):
             change = found.get("order")
             if change is None or float(change) > 1e-4 or not scene.attentions:
@@ -193,7 +193,7 @@ class PaddingMatters(ExperimentRule):
     Parameters = PaddingParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such model."""
+        """Return a finding about the first such model."""
         for found in self.perturbations(scene):
             change = float(found.get("padding", 0.0))
             if change <= self.parameters.change:

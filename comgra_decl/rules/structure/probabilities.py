@@ -48,7 +48,7 @@ class ProbabilitiesAsLogits(SlotRule):
     _classes: Slots = np.zeros(0, np.int64)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the predictions passed to a cross-entropy."""
+        """Return the predictions passed to a cross-entropy."""
         self._classes = np.zeros(len(table), np.int64)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
@@ -61,7 +61,7 @@ class ProbabilitiesAsLogits(SlotRule):
         return {call: s for call, s in scene.calls.items() if call.function in LOGITS_OF_CLASSES}
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where elements are in [0, 1] and average 1 / C; and C."""
+        """Return where elements are in [0, 1] and average 1 / C; and C."""
         classes = self._classes[at].astype(np.float64)
         total = window.read("mean", at) * classes
         spread = window.read("mean", at, "std") * classes
@@ -70,7 +70,7 @@ class ProbabilitiesAsLogits(SlotRule):
         return hit, np.broadcast_to(classes, hit.shape)
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first loss that receives probabilities."""
+        """Return a finding about the first loss that receives probabilities."""
         for call, seen in self._calls(scene).items():
             if call.prediction.made_by in ("Softmax", "Sigmoid"):
                 how = call.prediction.made_by.lower()
@@ -90,7 +90,7 @@ class ProbabilitiesAsLogits(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         calls = self._calls(scene)
         if not calls:
             return "no cross-entropy was called"
@@ -98,11 +98,11 @@ class ProbabilitiesAsLogits(SlotRule):
         return None if known else super().missing(scene)
 
     def marks(self) -> dict[int, int]:
-        """Returns no slots: attention also consists of probabilities."""
+        """Return no slots: attention also consists of probabilities."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} contains probabilities, to which the loss applies the "
             f"softmax again. The loss cannot fall below {_bound(int(self.streak.worst[slot])):.3g}."
@@ -127,7 +127,7 @@ class LogitsAsLogProbabilities(SlotRule):
     needs = "outputs, {select: '**', capture: [output]}"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the predictions passed to `nll_loss`."""
+        """Return the predictions passed to `nll_loss`."""
         mask = np.zeros(len(table), np.bool_)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
@@ -141,12 +141,12 @@ class LogitsAsLogProbabilities(SlotRule):
         return {call: seen for call, seen in scene.calls.items() if call.function in wanted}
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where elements are positive, and the largest element."""
+        """Return where elements are positive, and the largest element."""
         largest = window.read("max", at).astype(np.float64)
         return largest > 1e-3, largest
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first loss that does not receive logarithms."""
+        """Return a finding about the first loss that does not receive logarithms."""
         for call, seen in self._calls(scene).items():
             if call.prediction.made_by == "Softmax":
                 return [
@@ -166,11 +166,11 @@ class LogitsAsLogProbabilities(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         return super().missing(scene) if self._calls(scene) else "nll_loss was not called"
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is passed to nll_loss and has elements up to "
             f"{self.streak.worst[slot]:.3g}, but logarithms of probabilities are never positive."
@@ -200,12 +200,12 @@ class SigmoidTwice(SlotRule):
     _outside: set[int]
 
     def reset(self) -> None:
-        """Resets the state of the rule."""
+        """Reset the state of the rule."""
         super().reset()
         self._outside = set()
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns the predictions passed to the loss whose origin is unknown."""
+        """Return the predictions passed to the loss whose origin is unknown."""
         mask = np.zeros(len(table), np.bool_)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
@@ -218,7 +218,7 @@ class SigmoidTwice(SlotRule):
         return {call: seen for call, seen in scene.calls.items() if call.function in BINARY_LOGITS}
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where elements are probabilities, and stores where they are not."""
+        """Return where elements are probabilities, and store where they are not."""
         low = window.read("min", at).astype(np.float64)
         # the largest and smallest elements over all samples in the batch
         high = window.read("max", at, "abs_max").astype(np.float64)
@@ -227,14 +227,14 @@ class SigmoidTwice(SlotRule):
         return inside & (low < 0.05) & (high > 0.95), high
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out predictions that were ever outside [0, 1], in any call of their model."""
+        """Leave out predictions that were ever outside [0, 1], in any call of their model."""
         infos = scene.table.infos
         outside = {infos[slot].key.node for slot in self._outside}
         known = [infos[slot].key.node in outside for slot in fired.tolist()]
         return fired[~np.array(known, np.bool_)]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first loss that receives probabilities."""
+        """Return a finding about the first loss that receives probabilities."""
         for call, seen in self._calls(scene).items():
             if call.prediction.made_by in ("Sigmoid", "Softmax"):
                 how = call.prediction.made_by.lower()
@@ -253,7 +253,7 @@ class SigmoidTwice(SlotRule):
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         calls = self._calls(scene)
         if not calls:
             return "no binary cross-entropy with logits was called"
@@ -261,11 +261,11 @@ class SigmoidTwice(SlotRule):
         return None if known else super().missing(scene)
 
     def marks(self) -> dict[int, int]:
-        """Returns no slots: gates also contain probabilities."""
+        """Return no slots: gates also contain probabilities."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} contains probabilities, to which the loss applies the "
             "sigmoid again."
@@ -273,5 +273,5 @@ class SigmoidTwice(SlotRule):
 
 
 def _bound(classes: int) -> float:
-    """Returns the smallest possible cross-entropy if the logits are probabilities of C classes."""
+    """Return the smallest possible cross-entropy if the logits are probabilities of C classes."""
     return float(np.log1p((classes - 1) / np.e))

@@ -57,12 +57,12 @@ class RectifiedAnswer(SlotRule):
     _sources = NO_SLOTS
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns tensors computed from a single tensor of the same shape."""
+        """Return tensors computed from a single tensor of the same shape."""
         self._sources = single_sources(self.scene)
         return self._sources >= 0
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the share of the input's negative part that each tensor keeps."""
+        """Return the share of the input's negative part that each tensor keeps."""
         before = self._sources[at]
         same = window.read("max", at, "abs_max") == window.read("max", before, "abs_max")
         below, source_below = _negative(window, at), _negative(window, before)
@@ -71,7 +71,7 @@ class RectifiedAnswer(SlotRule):
         return same & (left <= _LEFT), left
 
     def _see_targets(self, window: Window) -> None:
-        """Stores the smallest value of every target."""
+        """Store the smallest value of every target."""
         table = window.table
         targets = table.remembered(RectifiedAnswer, _targets)
         self._lowest_target = grown(self._lowest_target, len(table), np.nan)
@@ -80,7 +80,7 @@ class RectifiedAnswer(SlotRule):
             self._lowest_target[targets] = np.fmin(self._lowest_target[targets], lowest)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Keeps predictions (or inputs of a final sigmoid or softmax) that must take both signs."""
+        """Keep predictions (or inputs of a final sigmoid or softmax) that must take both signs."""
         made = [call.prediction.made_by for call in scene.calls]
         if made and not any(name in _CLIPPING or not name for name in made):
             return fired[:0]  # losses receive tensors that no activation function has computed
@@ -105,11 +105,11 @@ class RectifiedAnswer(SlotRule):
         return fired[np.array(wanted, np.bool_)]
 
     def marks(self) -> dict[int, int]:
-        """Returns no slots: between layers, activation functions are supposed to do this."""
+        """Return no slots: between layers, activation functions are supposed to do this."""
         return {}
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         source = scene.table.place(int(self._sources[slot]))
         return (
             f"Between {source} and {scene.table.place(slot)}, an activation function keeps "
@@ -119,7 +119,7 @@ class RectifiedAnswer(SlotRule):
 
 
 def _negative(window: Window, at: Slots) -> NDArray[np.float64]:
-    """Returns the magnitude of the negative part, averaged over all elements."""
+    """Return the magnitude of the negative part, averaged over all elements."""
     mean = window.read("mean", at).astype(np.float64)
     return np.asarray((window.read("abs_mean", at) - mean) / 2)
 

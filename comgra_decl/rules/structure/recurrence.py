@@ -41,7 +41,7 @@ class CutRecurrence(Rule):
     Parameters = CutParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such cell."""
+        """Return a finding about the first such cell."""
         if scene.structure is None:
             return []
         cells = {
@@ -75,12 +75,12 @@ class CutRecurrence(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return None if scene.structure is not None else "no dependency graph; set `graph: true`"
 
 
 def _links(structure: Structure, node: str) -> tuple[int, bool, bool] | None:
-    """Returns the number of calls, and whether any call leads to a later one with a gradient."""
+    """Return the number of calls, and whether any call leads to a later one with a gradient."""
     keys = structure.keys
     own = {
         i: key.iteration

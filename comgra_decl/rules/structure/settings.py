@@ -41,7 +41,7 @@ class BatchNormMomentum(Rule):
     Parameters = MomentumParameters
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such module."""
+        """Return a finding about the first such module."""
         found = []
         for module in scene.documents.get("modules") or []:
             settings = module.get("settings") or {}
@@ -71,7 +71,7 @@ class BatchNormMomentum(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return None if scene.documents.get("modules") else "the run has no list of modules"
 
 
@@ -95,7 +95,7 @@ class FrozenBatchNorm(Rule):
     advice = "After every call to model.train(), call eval() on the frozen part."
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such module."""
+        """Return a finding about the first such module."""
         facts = scene.told("frozen batch norm")
         sizes = {int(fact["channels"]) for fact in facts}
         found = [] if len(scene.optimizers) > 1 else [*_frozen_norms(scene, sizes)]
@@ -116,12 +116,12 @@ class FrozenBatchNorm(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)
 
 
 def _frozen_norms(scene: Scene, sizes: set[int]) -> Iterator[str]:
-    """Yields frozen BatchNorm modules of these sizes in models that are trained."""
+    """Yield frozen BatchNorm modules of these sizes in models that are trained."""
     models: dict[str, list[Mapping[str, Any]]] = {}
     model = ""
     for module in scene.documents.get("modules") or []:

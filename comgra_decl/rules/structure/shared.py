@@ -42,7 +42,7 @@ class SharedModule(Rule):
     _known: tuple[SlotTable, dict[str, _Entry]] | None = None
 
     def look(self, window: Window) -> None:
-        """Compares the calls of each module in a list."""
+        """Compare the calls of each module in a list."""
         if self._known is None or self._known[0] is not window.table:
             self._known = window.table, _calls(self.scene, window.table)
         names = [name for name in _NAMES if window.has(name)]
@@ -66,7 +66,7 @@ class SharedModule(Rule):
                 self._first.setdefault(node, int(window.steps[row]))
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such module."""
+        """Return a finding about the first such module."""
         for node, records in self._same.items():
             if node in self._other or records < self.parameters.patience:
                 continue
@@ -85,12 +85,12 @@ class SharedModule(Rule):
         return []
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return None if scene.records else "it needs training records"
 
 
 def _calls(scene: Scene, table: SlotTable) -> dict[str, _Entry]:
-    """Returns the entries of lists that are called several times, by node."""
+    """Return the entries of lists that are called several times, by node."""
     outputs: dict[str, list[int]] = {}  # one per call
     called: set[tuple[str, int]] = set()
     for info in table.infos:

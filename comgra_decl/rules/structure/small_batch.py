@@ -52,16 +52,16 @@ class SmallBatchNorm(SlotRule):
     needs = "outputs of BatchNorm modules"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of BatchNorm modules."""
+        """Return outputs of BatchNorm modules."""
         return table.outputs & table.where(lambda i: i.module_class.startswith("BatchNorm"))
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the number of values per channel."""
+        """Return the number of values per channel."""
         counts = window.of_shape(_values, at)
         return counts < self.parameters.values, counts
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} normalizes each channel over only "
             f"{self.streak.worst[slot]:.0f} values."
@@ -69,5 +69,5 @@ class SmallBatchNorm(SlotRule):
 
 
 def _values(info: SlotInfo) -> float:
-    """Returns the number of samples times positions; the channels are the second dimension."""
+    """Return the number of samples times positions; the channels are the second dimension."""
     return info.shape[0] * prod(info.shape[2:]) if len(info.shape) > 1 else nan

@@ -41,7 +41,7 @@ class ViewForPermute(Rule):
     )
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding about the first such view, preferring one that is certain."""
+        """Return a finding about the first such view, preferring one that is certain."""
         found: list[tuple[bool, int, bool, dict[str, Any]]] = []
         batches = {i.shape[i.batch_dim] for i in scene.table.infos if i.batch_dim is not None}
         for fact in scene.told("reshape"):
@@ -71,14 +71,14 @@ class ViewForPermute(Rule):
         ]
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns why the rule could not check the run."""
+        """Return why the rule could not check the run."""
         return calls_missing(scene)
 
 
 def moved(
     source: Sequence[int], target: Sequence[int], *, batches: AbstractSet[int] = frozenset()
 ) -> bool | None:
-    """Returns whether a view moves a dimension: True, False if in doubt, and None if not.
+    """Return whether a view moves a dimension: True, False if in doubt, and None if not.
 
     Args:
         source: the shape before.
@@ -106,7 +106,7 @@ Group = tuple[list[int], list[int]]
 
 
 def _groups(source: Sequence[int], target: Sequence[int]) -> Iterator[Group]:
-    """Yields the dimensions between common boundaries, within which a view splits and merges."""
+    """Yield the dimensions between common boundaries, within which a view splits and merges."""
     one, two = [n for n in source if n > 1], [n for n in target if n > 1]
     ends, others = [*accumulate(one, mul)], [*accumulate(two, mul)]
     at = other = 0

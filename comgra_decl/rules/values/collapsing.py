@@ -104,11 +104,11 @@ class CollapsingOutput(SlotRule):
     _several = False  # whether a step has several losses
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Records whether steps have several losses."""
+        """Record whether steps have several losses."""
         self._several = self._several or numbers.name.startswith("loss[")
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs with a batch dimension."""
+        """Return outputs with a batch dimension."""
         self._targets = {
             prediction.id: target.id
             for prediction, target in target_pairs(self.scene)
@@ -117,7 +117,7 @@ class CollapsingOutput(SlotRule):
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the variation across the batch divided by its initial value."""
+        """Return the variation across the batch divided by its initial value."""
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         share = most / self._early.look(at, most)
@@ -137,7 +137,7 @@ class CollapsingOutput(SlotRule):
         return fallen, share
 
     def _follows_target(self, window: Window, at: Slots, apart: Matrix) -> Mask:
-        """Returns where a prediction still varies about as much as its target."""
+        """Return where a prediction still varies about as much as its target."""
         follows = np.zeros(apart.shape, np.bool_)
         for prediction, target in self._targets.items():
             wanted = window.deviation(np.array([target]))
@@ -148,7 +148,7 @@ class CollapsingOutput(SlotRule):
         return follows
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out losses of individual samples, and predictions that may be small."""
+        """Leave out losses of individual samples, and predictions that may be small."""
         fired = self.in_every_iteration(scene, fired)
         fired = fired[~np.isin(fired, list(computed_from_targets(scene)))]
         compared = predictions(scene) if any(target_pairs(scene)) else set()
@@ -156,7 +156,7 @@ class CollapsingOutput(SlotRule):
         return fired[~(shrunk[fired] & np.isin(fired, list(compared)))]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding, which is a hint if it concerns only tensors inside the model."""
+        """Return a finding, which is a hint if it concerns only tensors inside the model."""
         found = super().findings(scene)
         if not found:
             return []
@@ -174,11 +174,11 @@ class CollapsingOutput(SlotRule):
         return [replace(found[0], severity="hint")]
 
     def follows(self, finding: Finding, other: Finding) -> bool:
-        """Returns whether another finding explains this one; it must not have begun later."""
+        """Return whether another finding explains this one; it must not have begun later."""
         return super().follows(finding, other) and other.first_step <= finding.first_step
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         if slot < len(self._shrunk) and self._shrunk[slot]:
             return (
                 f"{scene.table.place(slot)} collapses: for all samples, it has shrunk to "
@@ -192,5 +192,5 @@ class CollapsingOutput(SlotRule):
 
 
 def _codes(table: SlotTable) -> Mask:
-    """Returns the additional outputs of a model, such as a mean and a variance."""
+    """Return the additional outputs of a model, such as a mean and a variance."""
     return table.where(lambda i: i.key.role.startswith("output[") or i.key.role.count(".") > 0)

@@ -60,7 +60,7 @@ class IdenticalUnits(SlotRule):
     )  # 1: constant at the start, 0: not constant, -1: not recorded yet
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns weights, gradients of biases, and outputs with one value per unit."""
+        """Return weights, gradients of biases, and outputs with one value per unit."""
         weights = table.parameters & table.where(lambda i: sum(n > 1 for n in i.shape) > 1)
         biases = table.parameter_gradients & table.where(
             lambda i: i.key.role == "bias" and len(i.shape) == 1 and i.shape[0] >= _FEWEST
@@ -72,7 +72,7 @@ class IdenticalUnits(SlotRule):
         return weights | biases | outputs
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the spread between units relative to their magnitude."""
+        """Return the spread between units relative to their magnitude."""
         size = window.read("abs_mean", at).astype(np.float64)
         spread = window.read("std", at).astype(np.float64)
         share = np.where(size > 0, spread / size, np.nan)
@@ -83,7 +83,7 @@ class IdenticalUnits(SlotRule):
         return same, share
 
     def _began(self, at: Slots, share: NDArray[np.float64], same: Bools) -> Bools:
-        """Returns the result of each weight's first record, repeated for all records."""
+        """Return the result of each weight's first record, repeated for all records."""
         self._constant = grown(self._constant, int(at.max()) + 1, -1)
         seen = ~np.isnan(share)
         first = same[seen.argmax(0), np.arange(len(at))]
@@ -92,7 +92,7 @@ class IdenticalUnits(SlotRule):
         return np.broadcast_to(self._constant[at] == 1, same.shape)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         info = scene.table.infos[slot]
         if info.kind == "parameter" and info.key.pass_ == "forward":
             return f"{scene.table.place(slot)} starts with all elements identical."

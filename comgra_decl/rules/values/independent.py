@@ -73,19 +73,19 @@ class InputIndependence(SlotRule):
     _final: Bools = np.zeros(0, np.bool_)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs with a batch dimension, and stores which of them are predictions."""
+        """Return outputs with a batch dimension, and store which of them are predictions."""
         self._final = np.isin(np.arange(len(table)), list(predictions(self.scene)))
         return table.outputs & table.where(lambda i: i.batch_dim is not None)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the largest relative variation of all statistics."""
+        """Return the largest relative variation of all statistics."""
         most = window.variation(at)
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         varied = self._most.look(at, most) > _VARIED
         return (most < self.parameters.variation) & (varied | self._final[at]), most
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out tensors that are computed from parameters only, unless all of them are."""
+        """Leave out tensors that are computed from parameters only, unless all of them are."""
         graph = scene.structure  # the newest, because a first step may set parameters from data
         sources = {} if graph is None else sources_of(replace(scene, structures={"": graph}))
         only = [s for s in fired.tolist() if _of_parameters(scene.table, sources, s)]
@@ -95,7 +95,7 @@ class InputIndependence(SlotRule):
         return fired[~np.isin(fired, only)]
 
     def findings(self, scene: Scene) -> list[Finding]:
-        """Returns a finding, which is a hint if it concerns only additional outputs."""
+        """Return a finding, which is a hint if it concerns only additional outputs."""
         found = super().findings(scene)
         if not found or self.parameters.severity is not None:
             return found
@@ -112,7 +112,7 @@ class InputIndependence(SlotRule):
         return found
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is the same for every sample in the batch (relative "
             f"variation {self.streak.worst[slot]:.1e}), so it does not depend on the input."
@@ -120,7 +120,7 @@ class InputIndependence(SlotRule):
 
 
 def _of_parameters(table: SlotTable, sources: dict[int, list[int]], slot: int) -> bool:
-    """Returns whether all tensors from which a slot is computed are parameters or buffers."""
+    """Return whether all tensors from which a slot is computed are parameters or buffers."""
     held = {i.id for i in table.infos if i.kind in ("parameter", "buffer")}  # whoever wrote them
     waiting, seen = [slot], {slot}
     for at in waiting:

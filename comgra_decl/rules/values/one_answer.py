@@ -76,7 +76,7 @@ class OneAnswer(SlotRule):
     _targets: dict[int, int] = per_run(dict)
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns predictions [N, classes] that are compared with class targets."""
+        """Return predictions [N, classes] that are compared with class targets."""
         self._targets = {}
         for call in self.scene.calls:
             prediction, target = prediction_of(self.scene, call), target_of(self.scene, call)
@@ -98,7 +98,7 @@ class OneAnswer(SlotRule):
         return table.where(lambda info: info.id in self._targets)
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns the class predicted for all recorded samples, where there is one."""
+        """Return the class predicted for all recorded samples, where there is one."""
         predicted = np.full((len(window), len(at)), np.nan)
         hit = np.zeros(predicted.shape, np.bool_)
         for column, slot in enumerate(at.tolist()):
@@ -114,12 +114,12 @@ class OneAnswer(SlotRule):
         return hit, predicted
 
     def missing(self, scene: Scene) -> str | None:
-        """Returns the reason why the run could not be checked, or None."""
+        """Return the reason why the run could not be checked, or None."""
         nothing = None if self._seen else f"no values are recorded; it needs {self.needs}"
         return super().missing(scene) or nothing
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} confidently predicts class "
             f"{self.streak.worst[slot]:.0f} for every recorded sample in "
@@ -128,7 +128,7 @@ class OneAnswer(SlotRule):
 
 
 def _one_class(values: NDArray[Any] | None, surety: float) -> int:
-    """Returns the class that is confidently predicted for all samples [n, classes]; -1 if none."""
+    """Return the class that is confidently predicted for all samples [n, classes]; -1 if none."""
     if values is None or len(values) < _FEWEST or np.isnan(values).any():
         return -1
     outputs = np.asarray(values, np.float64)
@@ -145,7 +145,7 @@ def _one_class(values: NDArray[Any] | None, surety: float) -> int:
 
 
 def _probabilities(outputs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the softmax of predictions [n, classes], unless they already are probabilities."""
+    """Return the softmax of predictions [n, classes], unless they already are probabilities."""
     if (outputs >= 0).all() and np.allclose(outputs.sum(1), 1, atol=1e-3):
         return outputs
     power = np.exp(np.clip(outputs - outputs.max(1, keepdims=True), -700, 0))

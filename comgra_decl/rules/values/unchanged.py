@@ -54,7 +54,7 @@ class UnchangedOutput(SlotRule):
     _starts = NO_SLOTS  # start of each output's inputs in `_entering`
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of modules that are computed from floating-point tensors."""
+        """Return outputs of modules that are computed from floating-point tensors."""
         values = table.floating & ~table.parameters
         known = sources_of(self.scene)
         wanted = {
@@ -72,7 +72,7 @@ class UnchangedOutput(SlotRule):
         return np.isin(np.arange(len(table)), [*wanted])
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Compares each output and its inputs with the previous record."""
+        """Compare each output and its inputs with the previous record."""
         followed = self._followed
         same = np.ones((len(window), len(followed)), np.bool_)
         changed = np.zeros(same.shape, np.bool_)
@@ -86,7 +86,7 @@ class UnchangedOutput(SlotRule):
         return hit & ~_ones_and_zeros(window, at) if hit.any() else hit, window.read("mean", at)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return (
             f"{scene.table.place(slot)} is exactly the same in every record "
             f"{self.streak.since(slot)}, although its inputs change."
@@ -94,7 +94,7 @@ class UnchangedOutput(SlotRule):
 
 
 def _ones_and_zeros(window: Window, at: Slots) -> Bools:
-    """Returns where a tensor consists of zeros and ones, like a one-hot encoding."""
+    """Return where a tensor consists of zeros and ones, like a one-hot encoding."""
     total = window.read("mean", at).astype(np.float64) * window.elements(at)
     squares = window.read("l2", at).astype(np.float64) ** 2
     between = (window.read("min", at) >= 0) & (window.read("max", at) <= 1)

@@ -28,18 +28,18 @@ class AllZero(SlotRule):
     needs = "outputs, {select: '**', capture: [output]}"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Returns outputs of modules."""
+        """Return outputs of modules."""
         return table.outputs & table.where(lambda i: bool(i.module_class))
 
     def measure(self, window: Window, at: Slots) -> Measured:
-        """Returns where the largest magnitude of a tensor is zero."""
+        """Return where the largest magnitude of a tensor is zero."""
         size = window.read("abs_max", at, "abs_max")
         return size == 0, np.asarray(size)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leaves out tensors that are zero only in some iterations, such as initial states."""
+        """Leave out tensors that are zero only in some iterations, such as initial states."""
         return self.in_every_iteration(scene, fired)
 
     def sentence(self, scene: Scene, slot: int) -> str:
-        """Returns the message for a slot."""
+        """Return the message for a slot."""
         return f"{scene.table.place(slot)} is exactly zero in all elements of all samples."
