@@ -154,7 +154,7 @@ class SlotTable:
         )
 
     def _unique(self, key: SlotKey) -> SlotKey:
-        """Add a number to a name that is already taken, for example by a second model of the same class."""
+        """Add a number to a name that is taken, for example by a second model of the same class."""
         unique, number = key, 2
         while unique in self._keys and unique not in self._former:
             unique = key._replace(node=f"{key.node}#{number}")
