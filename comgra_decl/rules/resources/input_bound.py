@@ -73,6 +73,7 @@ class InputBound(Rule):
         if self.missing(scene) is not None:
             return []
         data, step = (total / count for count, total in (self._sums[_DATA], self._sums[_STEP]))
+        step = max(step, data)  # the two are means over different steps
         share = data / step if step > 0 else 0.0
         if share <= self.parameters.share or 1000 * data <= self.parameters.least_ms:
             return []
@@ -81,8 +82,8 @@ class InputBound(Rule):
                 scene,
                 first_step=self._first,
                 message=f"Training waits for data: of the {1000 * step:.3g} ms of a step, "
-                f"{1000 * data:.3g} ms ({min(share, 1.0):.0%}) pass before the model is called.",
-                evidence={"share": min(share, 1.0), "data_ms": 1000 * data, "step_ms": 1000 * step},
+                f"{1000 * data:.3g} ms ({share:.0%}) pass before the model is called.",
+                evidence={"share": share, "data_ms": 1000 * data, "step_ms": 1000 * step},
             )
         ]
 

@@ -216,6 +216,9 @@ OUTSIDE: dict[str, Mistake] = {
     "before_init": _Early,
     "unscaled_twice": _unscaled_twice,
     "nothing_to_unscale": _no_gradients_to_scale,
+    # devices
+    "unknown_device": lambda: _ones(3).to("gpu"),
+    "missing_device": lambda: _ones(3).to("mps"),
     # data
     "collate_sizes": _loaded(_ones(3), _ones(4)),
     "collate_lists": _loaded([1, 2], [1, 2, 3]),
