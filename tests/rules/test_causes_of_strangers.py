@@ -849,3 +849,32 @@ def test_similarities_times_the_temperature(
     assert ("temperature_multiplied" in findings) is expected
     if expected:
         assert findings["temperature_multiplied"].evidence["factor"] == 0.1
+
+
+class Dropping(nn.Module):
+    """Dropout behind a rectifier that is called as a function, with nearly all units dead."""
+
+    def __init__(self, share: float, rectified: bool) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 64), nn.Linear(64, 1)
+        self.dropout, self.rectified = nn.Dropout(share), rectified
+        if rectified:
+            nn.init.constant_(self.first.bias, -2.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.first(x)
+        return self.last(self.dropout(torch.relu(out) if self.rectified else out))
+
+
+@pytest.mark.parametrize(
+    ("share", "rectified", "reported"), [(0.3, True, False), (0.95, False, True)]
+)
+def test_dropout_is_not_blamed_for_what_a_rectifier_removes(
+    share: float, rectified: bool, reported: bool, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(32, 4)
+        return F.mse_loss(model(x), x[:, :1])
+
+    findings = found(tmp_path, partial(fit, Dropping(share, rectified), loss, steps=12))
+    assert ("heavy_dropout" in findings) is reported

@@ -122,6 +122,43 @@ def test_a_likelihood_of_logits_is_an_error(tmp_path: Path) -> None:
     assert (findings[0].rule, findings[0].severity) == ("logits_as_log_probabilities", "error")
 
 
+def ctc(model: nn.Module) -> torch.Tensor:
+    lengths = torch.full((4,), 3)
+    targets = torch.randint(1, 3, (4, 3))
+    output = model(torch.randn(8, 4, 4))  # [times, samples, symbols]
+    return F.ctc_loss(output, targets, torch.full((4,), 8), lengths)
+
+
+@pytest.mark.parametrize(
+    ("end", "reported"), [(nn.LogSoftmax(-1), False), (nn.Softmax(-1), True), (nn.ReLU(), True)]
+)
+def test_ctc_expects_logarithms_of_probabilities(
+    end: nn.Module, reported: bool, tmp_path: Path
+) -> None:
+    findings = found(tmp_path, lambda: fit(mlp(4, 8, 3, end), ctc))
+    assert ("logits_as_log_probabilities" in by_rule(findings)) is reported
+
+
+@pytest.mark.parametrize(
+    ("labels", "reported"),
+    [
+        (lambda: (torch.rand(16, 3) < 0.5).float(), True),
+        (lambda: F.one_hot(torch.randint(0, 3, (16,)), 3).float(), False),
+        (lambda: torch.softmax(torch.randn(16, 3), -1), False),
+        (lambda: 0.9 * F.one_hot(torch.randint(0, 3, (16,)), 3).float() + 0.1 / 3, False),
+    ],
+    ids=["several labels", "one label", "soft labels", "smoothed labels"],
+)
+def test_a_cross_entropy_of_samples_with_several_labels(
+    labels: Any, reported: bool, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> torch.Tensor:
+        return F.cross_entropy(model(torch.randn(16, 4)), labels())
+
+    findings = found(tmp_path, lambda: fit(mlp(4, 8, 3), loss))
+    assert ("several_labels" in by_rule(findings)) is reported
+
+
 @pytest.mark.parametrize(
     ("end", "form", "severity"),
     [

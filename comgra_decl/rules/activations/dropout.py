@@ -33,7 +33,8 @@ class HeavyDropout(SlotRule):
     certainty = 0.7
     definition = (
         "For `patience` records in a row, the fraction of nonzero elements in the output of a "
-        "Dropout module is less than `kept` times that in its input."
+        "Dropout module is less than `kept` times that in its input. Records in which only the "
+        "input has negative elements are ignored, because an activation function lies between."
     )
     source = (
         "Srivastava et al. (2014), who keep at least half of the elements. In PyTorch, the "
@@ -60,6 +61,10 @@ class HeavyDropout(SlotRule):
         """Return the share of nonzero elements that is kept."""
         left = 1 - window.read("zero_fraction", at).astype(np.float64)
         before = 1 - window.read("zero_fraction", self._sources[at]).astype(np.float64)
+        if window.has("min"):
+            lowest = window.read("min", self._sources[at])
+            between = (lowest < 0) & (window.read("min", at) >= 0)
+            before = np.where(between, np.nan, before)
         share = np.where(before > 0, left / before, np.nan)
         return share < self.parameters.kept, share
 

@@ -100,7 +100,8 @@ class IgnoredInput(ExperimentRule):
         "An argument of a trained model differs between the samples in a batch, but when it is "
         "exchanged between samples, no output changes. The same is checked for each column of a "
         "table with 3 to 64 columns. A copy of the model from step "
-        f"{_TRAINED} or later is used, because new layers may begin without effect."
+        f"{_TRAINED} or later is used, because new layers may begin without effect. Only a hint if "
+        "it concerns columns, because a model may look at a part of a window on purpose."
     )
     source = "Interventions on inputs, as in permutation importance (Breiman, 2001)."
     advice = (
@@ -115,9 +116,12 @@ class IgnoredInput(ExperimentRule):
             if not names or int(found["step"]) < _TRAINED:
                 continue
             shown = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
+            # a receptive field may be narrower than its window
+            columns = all(name.endswith("]") and "[:, " in name for name in names)
             return [
                 self.finding(
                     scene,
+                    severity="hint" if columns else self.severity,
                     place=Place(str(found["model"])),
                     first_step=0,
                     message=f"Exchanging {shown} of {found['model']} between samples changes no "

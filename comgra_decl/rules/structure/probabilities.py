@@ -20,8 +20,10 @@ from comgra_decl.rules.api import (
     Window,
     place_of,
     prediction_of,
+    target_of,
 )
 
+_UNEVEN = 0.1  # difference of the sum of probabilities from 1
 _LOGARITHMS = ("LogSoftmax", "LogSigmoid", "Log", "Logsumexp")
 
 
@@ -116,18 +118,21 @@ class LogitsAsLogProbabilities(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The prediction passed to `nll_loss` has elements above 0 for `patience` records in a "
-        "row. Alternatively, the prediction passed to `nll_loss` or `kl_div` was computed by a "
-        "softmax. Logarithms of probabilities are never positive."
+        "The prediction passed to `nll_loss` or `ctc_loss` has elements above 0 for `patience` "
+        "records in a row. Alternatively, the prediction passed to one of them or to `kl_div` was "
+        "computed by a softmax. Logarithms of probabilities are never positive."
     )
     source = "Passing logits or probabilities to NLLLoss is a common mistake. Our own definition."
-    advice = "Use cross_entropy, which expects logits, or apply log_softmax first."
+    advice = (
+        "Apply log_softmax to the logits first. Instead of nll_loss, you can also use "
+        "cross_entropy, which expects logits."
+    )
     statistics = ("max",)
     evidence, of_graph, of_calls = "largest element", True, True
     needs = "outputs, {select: '**', capture: [output]}"
 
     def wants(self, table: SlotTable) -> Mask:
-        """Return the predictions passed to `nll_loss`."""
+        """Return the predictions passed to `nll_loss` and `ctc_loss`."""
         mask = np.zeros(len(table), np.bool_)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
@@ -137,7 +142,7 @@ class LogitsAsLogProbabilities(SlotRule):
 
     @staticmethod
     def _calls(scene: Scene) -> dict[LossCall, Seen]:
-        wanted = (CLASSIFICATION - LOGITS_OF_CLASSES) | {"kl_div"}
+        wanted = (CLASSIFICATION - LOGITS_OF_CLASSES) | {"kl_div", "ctc_loss"}
         return {call: seen for call, seen in scene.calls.items() if call.function in wanted}
 
     def measure(self, window: Window, at: Slots) -> Measured:
@@ -167,13 +172,66 @@ class LogitsAsLogProbabilities(SlotRule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return the reason why the run could not be checked, or None."""
-        return super().missing(scene) if self._calls(scene) else "nll_loss was not called"
+        none = "neither nll_loss nor ctc_loss was called"
+        return super().missing(scene) if self._calls(scene) else none
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Return the message for a slot."""
         return (
-            f"{scene.table.place(slot)} is passed to nll_loss and has elements up to "
-            f"{self.streak.worst[slot]:.3g}, but logarithms of probabilities are never positive."
+            f"{scene.table.place(slot)} is passed to a loss that expects logarithms of "
+            f"probabilities, but has elements up to {self.streak.worst[slot]:.3g}. Such logarithms "
+            "are never positive."
+        )
+
+
+class SeveralLabels(SlotRule):
+    """Samples with several labels in a loss for one label per sample."""
+
+    name = "several_labels"
+    certainty = 0.8
+    definition = (
+        "The target of a cross-entropy contains one value in [0, 1] per class, and for `patience` "
+        "records in a row, the sums over the classes differ from 1: by more than 0.1 on average, "
+        "or between samples with a standard deviation above 0.1."
+    )
+    source = (
+        "`torch.nn.CrossEntropyLoss` expects the probabilities of classes, which add up to 1. Our "
+        "own limits."
+    )
+    advice = (
+        "If a sample can have several labels, or none, use binary_cross_entropy_with_logits: one "
+        "decision per label."
+    )
+    statistics = ("min", "max", "mean")
+    evidence, of_calls = "mean sum", True
+    needs = "a cross-entropy with probabilities as targets"
+
+    _classes: Slots = np.zeros(0, np.int64)
+
+    def wants(self, table: SlotTable) -> Mask:
+        """Return floating-point targets of cross-entropies that have one value per class."""
+        self._classes = np.zeros(len(table), np.int64)
+        for call in self.scene.calls:
+            slot = target_of(self.scene, call)
+            whole = call.function not in LOGITS_OF_CLASSES or call.target.is_integer
+            if not whole and slot is not None and call.target.shape == call.prediction.shape:
+                self._classes[slot] = call.classes if len(call.target.shape) == 2 else 0
+        return self._classes > 1
+
+    def measure(self, window: Window, at: Slots) -> Measured:
+        """Return where the sums differ from 1; and their mean."""
+        classes = self._classes[at].astype(np.float64)
+        total = window.read("mean", at) * classes
+        spread = window.read("mean", at, "std") * classes
+        inside = (window.read("min", at) >= 0) & (window.read("max", at) <= 1 + 1e-6)
+        return inside & ((np.abs(total - 1) > _UNEVEN) | (spread > _UNEVEN)), total
+
+    def sentence(self, scene: Scene, slot: int) -> str:
+        """Return the message for a slot."""
+        return (
+            f"The values of {scene.table.place(slot)} add up to "
+            f"{self.streak.worst[slot]:.3g} per sample, not to 1: cross_entropy treats the labels "
+            "of a sample as alternatives."
         )
 
 
