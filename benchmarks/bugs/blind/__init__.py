@@ -1,0 +1,1 @@
+"""Programs with and without bugs, written by an author who knew none of the rules; see README."""
