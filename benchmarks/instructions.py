@@ -1,9 +1,10 @@
 """`python -m benchmarks.instructions OLDER`: count the instructions of a step in two checkouts.
 
 On a machine that other programs share, the duration of a step varies by half within a minute, and a
-difference of a tenth is not measurable. The number of executed instructions is the same in every
-run, to a few thousandths. Valgrind's callgrind counts them, per thread. They do not show the time
-that a thread waits, nor cache misses.
+difference of a tenth is not measurable. The number of instructions that the training thread
+executes is the same in every run, within 2%. Valgrind's callgrind counts them, per thread. They do
+not show the time that a thread waits, nor cache misses. The other threads work at intervals of
+time, so their counts agree only within a third.
 
 Under callgrind, a step takes about a hundred times as long. The clocks that Python programs read
 are therefore slowed down by the same factor, so that whatever happens at intervals of time happens
@@ -159,9 +160,9 @@ def to_markdown(counted: Sequence[Counted]) -> str:
     return (
         "Instructions per step in thousands: of the training thread in the older checkout and in "
         "this one, with their ratio; of all other threads; and the ratio for all threads "
-        "together. Counted by callgrind; the same in every run, to a few thousandths.\n\n"
-        + table([COLUMNS, *(each.line() for each in counted)])
-        + "\n"
+        "together. Counted by callgrind; repeated counts of the training thread agree within 2%, "
+        "those of the other threads only within a third, because they work at intervals of time."
+        "\n\n" + table([COLUMNS, *(each.line() for each in counted)]) + "\n"
     )
 
 
