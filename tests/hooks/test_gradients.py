@@ -154,3 +154,39 @@ def test_gradients_are_those_that_the_optimizer_was_given() -> None:
     for step, expected in enumerate(used):
         found = run.value("Linear", "weight", pass_="grad", step=step)[0]
         np.testing.assert_array_equal(found, expected)
+
+
+def test_hooks_of_the_program_on_a_recorded_tensor_do_what_they_do_without_recording() -> None:
+    def trained() -> tuple[list[torch.Tensor], torch.Tensor]:
+        torch.manual_seed(0)
+        first, second = nn.Linear(3, 4), nn.Linear(4, 1)
+        model = nn.Sequential(first, second)
+        seen: list[torch.Tensor] = []
+
+        def hooked(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+            output.register_hook(lambda g: g * 2)
+            removed = output.register_hook(lambda g: g * 1000)
+            output.register_hook(lambda g: seen.append(g.clone()))
+            removed.remove()
+
+        first.register_forward_hook(hooked)
+        x = torch.randn(5, 3)
+        hidden = first(x)
+        again = hidden.register_hook(lambda g: g + 1)  # after those of the recording
+        removed = hidden.register_hook(lambda g: g * 1000)
+        removed.remove()
+        assert again.id != removed.id
+        second(hidden).sum().backward()
+        model(x).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+        weight = first.weight.grad
+        assert weight is not None
+        return seen, weight
+
+    plain, expected = trained()
+    with recording(SPEC) as run:
+        seen, weight = trained()
+    assert not run.faults
+    assert torch.equal(weight, expected)
+    assert len(seen) == len(plain) == 2
+    assert all(torch.equal(a, b) for a, b in zip(seen, plain, strict=True))
