@@ -2,7 +2,8 @@
 
 On a machine that other programs share, the duration of a step varies by half within a minute, and a
 difference of a tenth is not measurable. The number of instructions that the training thread
-executes is the same in every run, within 2%. Valgrind's callgrind counts them, per thread. They do
+executes is nearly the same in every run, within 2% for most tools and 6% for `debug`, because some
+work is done by whichever thread comes first. Valgrind's callgrind counts them, per thread. They do
 not show the time that a thread waits, nor cache misses. The other threads work at intervals of
 time, so their counts agree only within a third.
 
@@ -160,8 +161,8 @@ def to_markdown(counted: Sequence[Counted]) -> str:
     return (
         "Instructions per step in thousands: of the training thread in the older checkout and in "
         "this one, with their ratio; of all other threads; and the ratio for all threads "
-        "together. Counted by callgrind; repeated counts of the training thread agree within 2%, "
-        "those of the other threads only within a third, because they work at intervals of time."
+        "together. Counted by callgrind; repeated counts of the training thread agree within 2% "
+        "(`debug`: 6%), those of the other threads only within a third, because they work at intervals of time."
         "\n\n" + table([COLUMNS, *(each.line() for each in counted)]) + "\n"
     )
 

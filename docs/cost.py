@@ -321,7 +321,8 @@ def _counted(counts: dict[str, Any]) -> str:
         f"benchmarks.instructions` for commit {counts['older'] or 'unknown'} and this version. "
         "The other threads write and evaluate records; they run while the training thread "
         "computes outside the interpreter, if there is a second core. Repeated counts of the "
-        "training thread agree within 2%, those of the other threads only within a third."
+        "training thread agree within 2% (`debug`: 6%), those of the other threads only within a "
+        "third."
     )
     lines = [
         "| tool | net | training thread, earlier | now | ratio | all threads, ratio |",
