@@ -162,8 +162,8 @@ def to_markdown(counted: Sequence[Counted]) -> str:
         "Instructions per step in thousands: of the training thread in the older checkout and in "
         "this one, with their ratio; of all other threads; and the ratio for all threads "
         "together. Counted by callgrind; repeated counts of the training thread agree within 2% "
-        "(`debug`: 6%), those of the other threads only within a third, because they work at intervals of time."
-        "\n\n" + table([COLUMNS, *(each.line() for each in counted)]) + "\n"
+        "(`debug`: 6%), those of the other threads only within a third, because they work at "
+        "intervals of time.\n\n" + table([COLUMNS, *(each.line() for each in counted)]) + "\n"
     )
 
 
