@@ -356,8 +356,8 @@ class ModuleTracer:
         self._ends.targets.interrupt()
 
     def given(self, tensor: torch.Tensor) -> None:
-        """Exclude a tensor from the targets: an argument that the function passes to a model."""
-        self._ends.targets.know(tensor)
+        """Handle an argument that the function passes to a model."""
+        self._ends.targets.give(tensor)
 
     def target(self, tensor: torch.Tensor) -> None:
         """Handle a target that the function found outside models."""

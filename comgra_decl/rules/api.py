@@ -93,6 +93,7 @@ from comgra_decl.rules.memory import (
     Previous,
     Slots,
     Streak,
+    are_binary,
     grown,
     row_quantile,
 )
@@ -194,6 +195,7 @@ __all__ = [
     "Tokens",
     "Validations",
     "Window",
+    "are_binary",
     "began",
     "calls_missing",
     "classes_of",

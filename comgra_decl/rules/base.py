@@ -21,6 +21,7 @@ from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding
 from comgra_decl.rules.memory import NO_SLOTS, Bools, ClassCounts, Slots, Streak
 from comgra_decl.rules.phases import Phases
+from comgra_decl.rules.rows import NextTokens
 from comgra_decl.rules.settings import Clipping, LearningRates
 from comgra_decl.rules.table import Mask, SlotTable
 from comgra_decl.rules.window import Numbers, Window
@@ -127,6 +128,7 @@ class Scene:
             `records.OBJECTIVES`).
         curves: the `loss` metric over the whole run, by type of execution.
         classes: the classes among the targets; see `count_classes`.
+        next_tokens: whether targets are the next tokens of the input; see `compare_tokens`.
         records: number of training records so far.
         evaluations: number of evaluation records so far.
         last_step: step of the newest record or metric value; -1 before the first.
@@ -151,6 +153,7 @@ class Scene:
     objectives: list[list[dict[str, Any]]] = field(default_factory=list)
     curves: dict[str, Curve] = field(default_factory=dict)
     classes: ClassCounts = field(default_factory=ClassCounts)
+    next_tokens: NextTokens = field(default_factory=NextTokens)
     records: int = 0
     evaluations: int = 0
     last_step: int = -1
@@ -159,6 +162,7 @@ class Scene:
     _raw_calls: object = None
     _latest_calls: list[LossCall] = field(default_factory=list)
     _counted: int = 0  # number of training records in `classes`
+    _compared: int = 0  # number of training records in `next_tokens`
 
     def told(self, kind: str) -> list[dict[str, Any]]:
         """Return the facts of one kind among those in `telling`, in the order of the calls."""
@@ -176,6 +180,12 @@ class Scene:
         if window.first >= self._counted:
             self.classes.look(window)
             self._counted = window.first + len(window)
+
+    def compare_tokens(self, window: Window) -> None:
+        """Add the next training records to `next_tokens`, unless another rule has added them."""
+        if window.first >= self._compared:
+            self.next_tokens.look(window)
+            self._compared = window.first + len(window)
 
     @property
     def learns(self) -> bool:

@@ -328,7 +328,7 @@ class ClassCounts:
             counts, ranges = found
             enough &= np.isfinite(ranges).all(1)  # else: this target is missing
             if "float" in window.table.infos[slot].dtype:
-                enough &= _are_binary(window, at)
+                enough &= are_binary(window, at)
             else:
                 enough &= ~_are_own_classes(counts, ranges, samples)
             _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
@@ -348,7 +348,7 @@ def _classes(table: SlotTable) -> Slots:
     return np.flatnonzero(integers | (table.targets & binary))
 
 
-def _are_binary(window: Window, at: Slots) -> Bools:
+def are_binary(window: Window, at: Slots) -> Bools:
     """Return a bool mask [k] of the records whose targets are zeros and ones."""
     if not window.has("mean", "zero_fraction", "abs_max"):
         return np.zeros(len(window), np.bool_)

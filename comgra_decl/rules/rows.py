@@ -6,6 +6,7 @@ hundred samples of its data. These are enough to compare columns, but not to est
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -127,3 +128,68 @@ def count_tokens(
     known.next_ += int(((x[:, 1:] == y[:, :-1]) & shifted).sum())
     if len(known.values) < 10:
         known.values |= {*np.unique(y[counts]).tolist()}
+
+
+class NextTokens:
+    """Whether the targets of a run are the next tokens, or the next values, of its only input.
+
+    Attributes:
+        tokens: the counts of each input and target, by their slots.
+    """
+
+    _NEXT = 0.99  # share of targets that are the next input
+
+    def __init__(self) -> None:
+        self.tokens: dict[tuple[int, int], Tokens] = {}
+        self._sources: set[int] = set()
+
+    def look(self, window: Window) -> None:
+        """Compare targets with the input, shifted by one."""
+        infos = window.table.infos
+        sources = input_slots(window.table).tolist()
+        whole = [s for s in sources if "int" in infos[s].dtype]
+        sources = whole or [s for s in sources if "float" in infos[s].dtype]
+        self._sources |= {*sources}
+        if len(sources) != 1:
+            return
+        kind = "int" if whole else "float"
+        goals = [s for s in target_slots(window.table).tolist() if kind in infos[s].dtype]
+        for row in read_rows(window).tolist() if goals else ():
+            x = values_of(window, row, sources[0])
+            if x is None or x.ndim not in ((2,) if whole else (2, 3)) or x.shape[1] < 3:
+                continue
+            for goal in goals:
+                y = values_of(window, row, goal)
+                # the last position has no next token, and programs often leave it out
+                ends = _is_one_shorter(infos[goal].shape, infos[sources[0]].shape)
+                shown = x[:, : x.shape[1] - ends]
+                if y is None or y.size < shown.size:
+                    continue
+                y = y.reshape(-1)[: shown.size].reshape(shown.shape)
+                if ends:
+                    y = np.concatenate([y, np.full_like(x[:, :1], -1 if whole else np.nan)], 1)
+                key = sources[0], goal
+                known = self.tokens.setdefault(key, Tokens(int(window.steps[row])))
+                count_tokens(known, x, y, whole=bool(whole))
+
+    def shape(self, table: SlotTable, *, least: int) -> tuple[int, ...] | None:
+        """Return the shape of the input, [batch, positions, ...], if targets are its next tokens.
+
+        At least `least` targets are compared, and 99% of those that have a next token equal it.
+        """
+        if len(self._sources) != 1:
+            return None
+        for (source, _), known in self.tokens.items():
+            shape = table.infos[source].shape
+            # count: of positions with a target, the last of which may have no next token
+            pairs = known.count * (1 - 1 / shape[1])
+            varied = len(known.values) > 2 and known.same < 0.9 * known.count
+            if known.count >= least and known.next_ >= self._NEXT * pairs and varied:
+                return shape
+        return None
+
+
+def _is_one_shorter(target: tuple[int, ...], source: tuple[int, ...]) -> bool:
+    """Return whether a target has a position less than an input [batch, positions, ...]."""
+    batch, positions, *rest = source
+    return math.prod(target) == batch * (positions - 1) * math.prod(rest)

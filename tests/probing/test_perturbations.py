@@ -29,6 +29,7 @@ EXPERIMENTS = {
     "order_ignored",
     "padding_matters",
     "future_visible",
+    "no_nonlinearity",
 }
 
 
@@ -242,7 +243,34 @@ class TimeFirst(nn.Module):
         return self.words(x.T).transpose(0, 1)
 
 
+class Layers(nn.Module):
+    """A table of numbers and a category, through two layers."""
+
+    def __init__(self, between: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.between, self.kind = between, nn.Embedding(3, 4)
+        self.first, self.norm = nn.Linear(10, WIDTH), nn.BatchNorm1d(WIDTH)
+        self.last = nn.Linear(WIDTH, 2)
+
+    def forward(self, x: Tensor, kind: Tensor) -> Tensor:
+        joined = torch.cat([x, self.kind(kind)], 1)
+        return self.last(self.between(self.norm(self.first(joined))))
+
+
+def of_a_table(model: nn.Module) -> Tensor:
+    x, kind = torch.randn(16, 6), torch.randint(0, 3, (16,))
+    return F.cross_entropy(model(x, kind), (x[:, 0] > 0).long())
+
+
+def of_numbers(model: nn.Module) -> Tensor:
+    x = torch.randn(16, 6)
+    return F.mse_loss(model(x), x[:, :2])
+
+
 CASES: dict[str, Case] = {
+    "two layers without an activation": (Layers, of_a_table, {"no_nonlinearity"}),
+    "two layers with a ReLU": (lambda: Layers(torch.relu), of_a_table, set()),
+    "a linear model": (lambda: nn.Linear(6, 2), of_numbers, set()),
     "a language model": (Words, next_word, set()),
     "a mean over positions": (
         lambda: Words(lambda x: x + x.mean(1, keepdim=True)),

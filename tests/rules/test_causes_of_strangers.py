@@ -170,10 +170,10 @@ def test_two_views_of_each_sample(same: bool, tmp_path: Path) -> None:
 class Tagger(nn.Module):
     """A recurrent network with one output per token."""
 
-    def __init__(self, *, both: bool = False) -> None:
+    def __init__(self, *, both: bool = False, batch_first: bool = True) -> None:
         super().__init__()
         self.embed = nn.Embedding(11, 8)
-        self.rnn = nn.GRU(8, 8, batch_first=True, bidirectional=both)
+        self.rnn = nn.GRU(8, 8, batch_first=batch_first, bidirectional=both)
         self.out = nn.Linear(16 if both else 8, 11)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -203,6 +203,34 @@ def test_targets_of_a_language_model(
 ) -> None:
     training = partial(fit, Tagger(both=both), partial(next_token, shift=shift))
     assert found(tmp_path, training).keys() & SEQUENCE_RULES == rules
+
+
+@pytest.mark.parametrize(
+    ("shifted", "both", "rules"),
+    [
+        (False, False, {"target_among_inputs"}),
+        (True, False, set()),
+        (True, True, {"future_visible"}),
+    ],
+)
+def test_targets_taken_from_the_input_of_a_language_model(
+    shifted: bool, both: bool, rules: set[str], tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randint(0, 11, (16, 13))
+        logits = model(x)
+        if not shifted:
+            return F.cross_entropy(logits.flatten(0, 1), x.flatten())
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), x[:, 1:].flatten())
+
+    findings = found(tmp_path, partial(fit, Tagger(both=both), loss))
+    assert findings.keys() & SEQUENCE_RULES == rules
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_language_model_that_runs_over_the_batch(batch_first: bool, tmp_path: Path) -> None:
+    findings = found(tmp_path, partial(fit, Tagger(batch_first=batch_first), next_token))
+    assert ("batch_as_time" in findings) is not batch_first
 
 
 class Attention(nn.Module):
@@ -296,6 +324,35 @@ def test_padding_masks(way: str, inverted: bool, tmp_path: Path) -> None:
     assert ("wrong_positions" in findings) is inverted
 
 
+def test_an_inverted_padding_mask_is_no_missing_causal_mask(tmp_path: Path) -> None:
+    def training() -> None:
+        embed, out = nn.Embedding(11, 16), nn.Linear(16, 11)
+        model = nn.ModuleDict({"embed": embed, "out": out})
+
+        class Decoder(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.parts = model
+
+            def forward(self, x: Tensor) -> Tensor:
+                h = embed(x)
+                later = torch.ones(12, 12).triu(1).bool()
+                hidden = later | (x != 0)[:, None]  # everything but padding
+                weights = (h @ h.transpose(1, 2)).masked_fill(hidden, -1e9).softmax(-1)
+                logits: Tensor = out(h + weights @ h)
+                return logits
+
+        def loss(network: nn.Module) -> Tensor:
+            x = padded(16, 13)
+            return F.cross_entropy(network(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+
+        fit(Decoder(), loss)
+
+    findings = found(tmp_path, training)
+    assert findings.keys() & SEQUENCE_RULES == {"wrong_positions"}
+    assert "inverted" in findings["wrong_positions"].message
+
+
 @pytest.mark.parametrize("ignored", [False, True])
 def test_padding_in_the_loss(ignored: bool, tmp_path: Path) -> None:
     def loss_of(model: nn.Module) -> Tensor:
@@ -347,6 +404,38 @@ def test_positions_that_count_samples(tmp_path: Path) -> None:
     model = nn.Sequential(Positions(by_time=False), Reader(batch_first=True))
     finding = found(tmp_path, lambda: fit(model, waves, steps=3))["batch_as_time"]
     assert finding.evidence["shape"] == "[16, 7, 3]"
+
+
+class Messages(nn.Module):
+    """One round of messages along the edges of a graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.sent, self.head = nn.Linear(5, 8), nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        received = torch.zeros(len(x), 8).index_add(0, edges[1], self.sent(x)[edges[0]])
+        logits: Tensor = self.head(torch.relu(self.own(x) + received))
+        return logits
+
+
+@pytest.mark.parametrize("shifted", [False, True])
+def test_edges_of_batched_graphs(shifted: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        sizes = torch.randint(4, 9, (6,)).tolist()
+        graphs, before = [], 0
+        for size in sizes:
+            graphs.append(torch.randint(0, size, (2, 3 * size)) + before * shifted)
+            before += size
+        x = torch.randn(before, 5)
+        return F.cross_entropy(model(x, torch.cat(graphs, 1)), torch.randint(0, 3, (before,)))
+
+    findings = found(tmp_path, partial(fit, Messages(), loss))
+    assert ("unreached_nodes" in findings) is not shifted
+    if not shifted:
+        share = findings["unreached_nodes"].evidence["share"]
+        assert isinstance(share, float)
+        assert share < 0.35  # 8 of at least 24 nodes
 
 
 # -- optimizers and settings -------------------------------------------------------------------
@@ -606,6 +695,20 @@ def test_a_positive_weight_that_favours_the_frequent_class(
 
     findings = found(tmp_path, partial(fit, nn.Sequential(nn.Linear(4, 1)), loss, steps=12))
     assert ("inverted_weights" in findings) == reported
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+def test_positive_weights_of_several_labels(inverted: bool, tmp_path: Path) -> None:
+    shares = torch.tensor([0.05, 0.1, 0.15])
+    weights = shares / (1 - shares) if inverted else (1 - shares) / shares
+
+    def loss(model: nn.Module) -> Tensor:
+        y = (torch.rand(32, 3) < shares).float()
+        logits = model(torch.randn(32, 4) + y.sum(1, keepdim=True))
+        return F.binary_cross_entropy_with_logits(logits, y, pos_weight=weights)
+
+    findings = found(tmp_path, partial(fit, nn.Sequential(nn.Linear(4, 3)), loss, steps=12))
+    assert ("inverted_weights" in findings) == inverted
 
 
 def test_another_optimizer_begins_with_a_rate_of_its_own(tmp_path: Path) -> None:

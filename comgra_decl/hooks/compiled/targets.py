@@ -41,7 +41,8 @@ def _targets(module: GraphModule) -> Iterator[tuple[Node, Node]]:
             deeper = _deeper(node, args)
             depth += deeper
             if deeper:
-                targets.know(args[0])
+                know = targets.give if deeper > 0 else targets.know
+                know(args[0])
         elif not depth and node.op in ("call_function", "call_method"):
             for tensor in targets.met(_called(node), args, kwargs, _value(node)):
                 used = (given for given in node.all_input_nodes if _value(given) is tensor)

@@ -59,7 +59,7 @@ class Attended:
         """
         if isinstance(open_, bool):
             return {"future": float(open_), "past": 1.0}
-        seen = open_.to(torch.float32)
+        seen = _without_blocked_queries(open_.to(torch.float32))
         total = max(float(seen.sum()), 1e-30)
         facts: dict[str, Any] = {}
         if seen.shape[-1] == seen.shape[-2]:
@@ -149,6 +149,17 @@ def _expanded(allowed: torch.Tensor, shape: list[int]) -> torch.Tensor:
     if len(shape) > 4:
         whole = [count, *allowed.shape[1:-2], *shape[-2:]]
     return allowed.expand(whole)
+
+
+def _without_blocked_queries(seen: torch.Tensor) -> torch.Tensor:
+    """Set the weights of queries to 0 whose keys are all hidden.
+
+    A softmax over scores that a mask has all replaced by the same number returns equal weights for
+    them. If no weight at all is 0, there is no mask, and equal weights come from equal scores.
+    """
+    if not bool((seen == 0).any()):
+        return seen
+    return seen.masked_fill((seen == seen[..., :1]).all(-1, keepdim=True), 0)
 
 
 def _is_odd(tensor: torch.Tensor) -> bool:

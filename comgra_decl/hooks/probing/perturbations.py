@@ -179,6 +179,8 @@ class _Perturbed:
         - "ignored": arguments and columns that never change the outputs, although they vary.
         - "order": the change when the positions of the tokens are permuted.
         - "padding": the change when more padding is appended.
+        - "affine": "bend", the largest deviation of the outputs from an affine function of the
+          floating-point arguments, and "reacts", their change when samples are exchanged.
         """
         everything, again = self._outputs({}), self._outputs({})
         before = _largest(everything)
@@ -195,6 +197,7 @@ class _Perturbed:
             "ahead": self._ahead,
             "order": self._order,
             "padding": self._padding,
+            "affine": self._affine,
         }
         for name, experiment in experiments.items():
             if self._late():
@@ -370,6 +373,22 @@ class _Perturbed:
         if output.shape != before.shape:
             return None
         return self._change(output[padded], before[padded])
+
+    def _affine(self) -> dict[str, float] | None:
+        """Compare the outputs along the lines between the samples with straight lines."""
+        ends = [(p, t, t.roll(1, 0)) for p, t in self._given.items() if t.is_floating_point()]
+        if not ends:
+            return None
+        other = self._output({path: b for path, _, b in ends})
+        if other is None or other.shape != self._before.shape:
+            return None
+        bend = 0.0
+        for at in (-1.0, 0.5):  # beyond the samples, and between them
+            moved = self._output({path: a + at * (b - a) for path, a, b in ends})
+            if moved is None or moved.shape != self._before.shape:
+                return None
+            bend = max(bend, self._change(moved, self._before + at * (other - self._before)))
+        return {"bend": bend, "reacts": self._change(other, self._before)}
 
     # -- calls -----------------------------------------------------------------------------------
 

@@ -70,10 +70,10 @@ class Ends:
     def read_inputs(
         self, capture: StepCapture, args: Any, kwargs: dict[str, Any], graph: Provenance | None
     ) -> None:
-        """Read the inputs of a model, which cannot be targets."""
+        """Read the inputs of a model."""
         given = [*tensors_in(args), *tensors_in(kwargs)] if kwargs else tensors_in(args)
         for _, tensor in given:
-            self.targets.know(tensor)
+            self.targets.give(tensor)
         if graph is not None and self._scans:
             self._attend(graph, args, kwargs)
         iteration = capture.iteration("input", "input")

@@ -51,7 +51,8 @@ class Targets(modes.OwnMode):
 
     In this interval, a tensor is a target if a call combines it with something that the model
     computed with gradients, and if it was neither computed by the model nor passed to it. For a
-    loss function, the signature identifies the target argument. For any other call, the target is a
+    loss function, the signature identifies the target argument, which may also be an integer input,
+    such as the tokens of a language model, or a part of one. For any other call, the target is a
     tensor of numbers that has as many rows as the computed tensor. Tensors that the program has
     just created, such as noise, `torch.eye` or a mask, are not targets.
 
@@ -63,6 +64,7 @@ class Targets(modes.OwnMode):
 
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         super().__init__(on_fault)
+        self._tokens: dict[int, weakref.ref[torch.Tensor]] = {}  # integer inputs, and parts of them
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # from the model, or already targets
         self._named: dict[int, weakref.ref[torch.Tensor]] = {}  # by the program
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
@@ -122,6 +124,12 @@ class Targets(modes.OwnMode):
             reference = self._known[id(tensor)] = weakref.ref(tensor)
             self._shown.append(reference)
 
+    def give(self, value: Any) -> None:
+        """Exclude the inputs of a model, except that a loss may have tokens as its target."""
+        self.know(value)
+        given = tensors_of(value if type(value) is tuple else (value,))
+        _note(self._tokens, (t for t in given if not t.is_floating_point()))
+
     def know_named(self, value: Any) -> None:
         """Exclude tensors that the program has named, possibly before any model call."""
         _note(self._named, tensors_of((value,)))
@@ -143,6 +151,7 @@ class Targets(modes.OwnMode):
         """Reset the state when the first model of a step is called."""
         self.rest()
         self._known.clear()
+        self._tokens.clear()
         self._shown.clear()
         self._returned.clear()
         self._taken.clear()
@@ -190,6 +199,8 @@ class Targets(modes.OwnMode):
         derived = [tensor for tensor in results if gradient_function(tensor) is None]
         if derived and (computed or any(_is_in(self._known, t) for t in inputs)):
             _note(self._known, derived)
+            if all(_is_in(self._tokens, t) for t in inputs):
+                _note(self._tokens, derived)
         elif derived and all(_is_in(self._made, t) for t in inputs):
             _note(self._made, derived)
 
@@ -205,7 +216,8 @@ class Targets(modes.OwnMode):
         if declared is not None:
             name, position = declared
             value = args[position] if len(args) > position else kwargs.get(name)
-            yield from (t for t in tensors_of((value,)) if self._could_be(t))
+            given = tensors_of((value,))
+            yield from (t for t in given if self._could_be(t) or self._are_tokens(t))
             return
         rows = {
             tensor.size(0) for tensor in computed if tensor.dim()
@@ -229,6 +241,11 @@ class Targets(modes.OwnMode):
             return True
         taken = self._taken.get(id(tensor))  # programs fill one tensor with different labels
         return taken is not None and taken[1] != version_of(tensor)
+
+    def _are_tokens(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor consists of integer inputs, and is not yet a target."""
+        named = _is_in(self._named, tensor)
+        return not named and id(tensor) not in self._taken and _is_in(self._tokens, tensor)
 
     def _describe(
         self,

@@ -12,17 +12,9 @@ from comgra_decl.rules.api import (
     Rule,
     RuleParameters,
     Scene,
-    Tokens,
     Window,
-    count_tokens,
-    input_slots,
-    per_run,
-    read_rows,
-    target_slots,
-    values_of,
 )
 
-_NEXT = 0.99  # share of targets that are the next input
 _CHANGED = 1e-3  # change to outputs, relative to their standard deviation
 _SEEN = 1e-4  # share of the weight on later positions that is not rounding
 
@@ -41,7 +33,7 @@ class FutureVisible(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        f"At least {_NEXT:.0%} of at least `least` recorded targets are the next tokens of the "
+        "At least 99% of at least `least` recorded targets are the next tokens of the "
         "model's only integer input, of shape [batch, positions], or the next values of its only "
         "input [batch, positions] or [batch, positions, features]. In addition, attention over "
         "these positions gives weight to later positions because the causal mask is missing or "
@@ -60,42 +52,21 @@ class FutureVisible(Rule):
     )
     Parameters = FutureParameters
 
-    _tokens: dict[tuple[int, int], Tokens] = per_run(dict)
-    _sources: set[int] = per_run(set)
-
     def look(self, window: Window) -> None:
         """Compare targets with the input, shifted by one."""
-        infos = window.table.infos
-        sources = input_slots(window.table).tolist()
-        whole = [s for s in sources if "int" in infos[s].dtype]
-        sources = whole or [s for s in sources if "float" in infos[s].dtype]
-        self._sources |= {*sources}
-        if len(sources) != 1:
-            return
-        kind = "int" if whole else "float"
-        goals = [s for s in target_slots(window.table).tolist() if kind in infos[s].dtype]
-        for row in read_rows(window).tolist() if goals else ():
-            x = values_of(window, row, sources[0])
-            if x is None or x.ndim not in ((2,) if whole else (2, 3)) or x.shape[1] < 3:
-                continue
-            for goal in goals:
-                y = values_of(window, row, goal)
-                if y is None or y.size < x.size:
-                    continue
-                key = sources[0], goal
-                known = self._tokens.setdefault(key, Tokens(int(window.steps[row])))
-                count_tokens(known, x, y.reshape(-1)[: x.size].reshape(x.shape), whole=bool(whole))
+        self.scene.compare_tokens(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding if the next token is visible."""
-        length = self._length(scene)
-        if length is None:
+        shape = scene.next_tokens.shape(scene.table, least=self.parameters.least)
+        if shape is None:
             return []
+        length = shape[1]
         for call in scene.attentions:
-            shape, future = list(call.get("shape") or ()), call.get("future")
-            if len(shape) < 3 or shape[-1] != length or not isinstance(future, float):
+            weights, future = list(call.get("shape") or ()), call.get("future")
+            if len(weights) < 3 or weights[-1] != length or not isinstance(future, float):
                 continue
-            if shape[-2] == length and future > _SEEN:
+            if weights[-2] == length and future > _SEEN:
                 back = not float(call.get("past", 1.0)) > _SEEN
                 how = (
                     "only later positions have weight, so the mask is reversed"
@@ -108,7 +79,7 @@ class FutureVisible(Rule):
                         place=Place(str(call.get("function"))),
                         first_step=0,
                         message="The model predicts the next token, but its attention "
-                        f"({call['function']}, weights {list(shape)}) can already see it: {how}.",
+                        f"({call['function']}, weights {weights}) can already see it: {how}.",
                         evidence={"future": future, "positions": length},
                     )
                 ]
@@ -142,21 +113,9 @@ class FutureVisible(Rule):
                 ]
         return []
 
-    def _length(self, scene: Scene) -> int | None:
-        """Return the number of positions, if the targets are the next tokens."""
-        if len(self._sources) != 1:
-            return None
-        for (source, _), known in self._tokens.items():
-            shape = scene.table.infos[source].shape
-            pairs = known.count * (1 - 1 / shape[1])
-            varied = len(known.values) > 2 and known.same < 0.9 * known.count
-            if known.count >= self.parameters.least and known.next_ >= _NEXT * pairs and varied:
-                return shape[1]
-        return None
-
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
-        if not self._tokens:
+        if not scene.next_tokens.tokens:
             return (
                 "the values of integer inputs [batch, positions] and their targets are not recorded"
             )

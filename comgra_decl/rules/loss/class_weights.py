@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
 from comgra_decl.rules.api import (
@@ -14,9 +17,24 @@ from comgra_decl.rules.api import (
     Rule,
     RuleParameters,
     Scene,
+    Slots,
+    SlotTable,
     Window,
+    are_binary,
+    per_run,
     target_of,
 )
+
+
+def _several_labels(table: SlotTable) -> Slots:
+    """Return the slots of floating-point targets with several values per sample."""
+    wide = table.where(lambda i: "float" in i.dtype and len(i.shape) > 1 and i.shape[1:] != (1,))
+    return np.flatnonzero(table.targets & wide)
+
+
+def _typical(weights: Sequence[float]) -> float:
+    """Return the geometric mean of positive weights."""
+    return float(np.exp(np.log(weights).mean()))
 
 
 class ClassWeightParameters(RuleParameters):
@@ -39,8 +57,9 @@ class InvertedWeights(Rule):
         "`least` recorded targets: the logarithms of weights and frequencies have a correlation "
         "above 0.7. Compared with the rarest class, the most frequent one is at least `ratio` "
         "times as frequent and has at least `ratio` times the weight. Classes with a weight of 0 "
-        "are ignored. For a binary loss, the rule reports a `pos_weight` of at most 1 / `ratio` if "
-        "positive targets are rarer than negative ones by the square of `ratio`, and the reverse."
+        "are ignored. For a binary loss, the rule reports a `pos_weight` of at most 1 / `ratio` "
+        "(the geometric mean of several labels) if positive targets are rarer than negative "
+        "ones by the square of `ratio`, and the reverse."
     )
     source = (
         "Weights should be inversely proportional to class frequencies (scikit-learn's "
@@ -52,9 +71,21 @@ class InvertedWeights(Rule):
     )
     Parameters = ClassWeightParameters
 
+    _labels: dict[int, dict[int, int]] = per_run(dict)  # zeros and ones, by slot
+
     def look(self, window: Window) -> None:
-        """Count classes."""
+        """Count classes, and the ones among targets with several labels per sample."""
         self.scene.count_classes(window)
+        if not window.has("mean"):
+            return
+        for slot in window.table.remembered(InvertedWeights, _several_labels).tolist():
+            at = np.array([slot])
+            share = window.read("mean", at)[:, 0][are_binary(window, at)]
+            total = round(len(share) * math.prod(window.table.infos[slot].shape))
+            ones = round(float(share.mean()) * total) if total else 0
+            known = self._labels.setdefault(slot, {0: 0, 1: 0})
+            known[0] += total - ones
+            known[1] += ones
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first loss with inverted weights."""
@@ -63,7 +94,9 @@ class InvertedWeights(Rule):
             if found is None:
                 continue
             most, rarest, counts = found
-            weights = call.weights if len(call.weights) > 1 else (1.0, *call.weights)
+            weights = call.weights
+            if call.function in BINARY_LOGITS:
+                weights = (1.0, _typical(call.weights))
             return [
                 self.finding(
                     scene,
@@ -80,9 +113,10 @@ class InvertedWeights(Rule):
 
     def _compared(self, scene: Scene, call: LossCall) -> tuple[int, int, dict[int, int]] | None:
         slot = target_of(scene, call)
-        known = scene.classes.by_slot.get(-1 if slot is None else slot, {})
+        slot = -1 if slot is None else slot
+        known = scene.classes.by_slot.get(slot, {})
         if call.function in BINARY_LOGITS and call.argument("pos_weight") is True:
-            return self._binary(call.weights, known)
+            return self._binary(call.weights, self._labels.get(slot, known))
         if len(call.weights) < 2 or call.function not in CLASSIFICATION:
             return None
         counts = {
@@ -106,11 +140,12 @@ class InvertedWeights(Rule):
     ) -> tuple[int, int, dict[int, int]] | None:
         """Compare the weight of positive targets with their frequency."""
         counts = {c: known.get(c, 0) for c in (0, 1)}
-        if len(weights) != 1 or sum(counts.values()) < self.parameters.least:
+        if not weights or min(weights) <= 0 or sum(counts.values()) < self.parameters.least:
             return None
+        weight = _typical(weights)
         most, limit = max(counts, key=counts.__getitem__), self.parameters.ratio
         rarer = counts[1 - most]
-        favoured = weights[0] if most == 1 else 1 / max(weights[0], 1e-30)
+        favoured = weight if most == 1 else 1 / weight
         skewed = rarer > 0 and counts[most] >= limit**2 * rarer
         return (most, 1 - most, counts) if skewed and favoured >= limit else None
 

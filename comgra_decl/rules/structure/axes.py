@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from comgra_decl.rules.api import Finding, Place, Rule, Scene, SlotInfo
+from comgra_decl.rules.api import Finding, Place, Rule, Scene, SlotInfo, Window
 
 _SEQUENCES = ("LSTM", "GRU", "RNN", "MultiheadAttention")
 """torch classes whose sequences have the shape [time, batch, ...] unless `batch_first` is set.
 """
+
+_TOKENS = 40
+"""Number of recorded tokens from which it is clear which dimension is time."""
 
 
 class BatchAsTime(Rule):
@@ -21,7 +24,8 @@ class BatchAsTime(Rule):
     definition = (
         "A recurrent or attention module without `batch_first=True` returns a tensor of shape [m, "
         "n, features], where n is neither m nor 1, and the loss compares predictions with one "
-        "target for each of m samples. The module therefore treats the batch as time. The rule "
+        "target for each of m samples, or at least 40 targets are the next tokens along the second "
+        "dimension of the input [m, n]. The module therefore treats the batch as time. The rule "
         "also issues a warning if a module that returns such a tensor has a buffer or parameter of "
         "shape [length, 1, features], such as a table of positions, and no tensor of the model has "
         "the shape [n, m, features]. Such a module adds the sample's index in the batch instead of "
@@ -35,6 +39,10 @@ class BatchAsTime(Rule):
         "Pass batch_first=True, or transpose the input to [time, batch, features]. `comgra-decl "
         "batch-mixing` shows where samples are mixed."
     )
+
+    def look(self, window: Window) -> None:
+        """Compare targets with the input, shifted by one."""
+        self.scene.compare_tokens(window)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first such module."""
@@ -98,12 +106,15 @@ class BatchAsTime(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         if _samples(scene) is None:
-            return "no loss compares one target per sample"
+            return "no loss compares one target per sample, and no targets are the next tokens"
         return None
 
 
 def _samples(scene: Scene) -> int | None:
-    """Return the size of the first batch, if there is one target value per sample."""
+    """Return the size of the first batch, if it is known to be the first dimension."""
+    tokens = scene.next_tokens.shape(scene.table, least=_TOKENS)
+    if tokens is not None:
+        return tokens[0]
     first = min(scene.calls.items(), key=lambda item: item[1].first, default=None)
     if first is None:
         return None

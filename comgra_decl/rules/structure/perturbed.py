@@ -20,6 +20,9 @@ _TRAINED = 20
 
 _LISTED = 6
 
+_AFFINE = {"Linear", "Conv1d", "Conv2d", "Conv3d"}
+_STRAIGHT = 1e-4  # rounding of float32, amplified by a few layers
+
 
 class ChangeParameters(RuleParameters):
     """Options of rules that change one part of the input."""
@@ -212,4 +215,48 @@ class PaddingMatters(ExperimentRule):
                     evidence={"change": change, "step": int(found["step"])},
                 )
             ]
+        return []
+
+
+class NoNonlinearity(ExperimentRule):
+    """Models of several layers that are an affine function of their input."""
+
+    name = "no_nonlinearity"
+    certainty = 0.8
+    definition = (
+        "The model has at least two linear or convolutional layers. Along the lines between the "
+        "samples, and beyond them, the outputs of a trained model change like an affine function "
+        "of its floating-point inputs: they deviate by at most 0.0001 times the standard deviation "
+        f"of the outputs. A copy of the model from step {_TRAINED} or later is used."
+    )
+    source = "The composition of affine functions is affine. Our own definition."
+    advice = (
+        "Put an activation function between the layers, and check that its result is used. Turn "
+        "the rule off if the model is linear on purpose, such as a low-rank factorization."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such model."""
+        layers = [
+            str(module["node"])
+            for module in scene.documents.get("modules") or []
+            if module.get("class") in _AFFINE
+        ]
+        for found in self.perturbations(scene):
+            line = found.get("affine")
+            if len(layers) < 2 or not line or int(found["step"]) < _TRAINED:
+                continue
+            if line["bend"] <= _STRAIGHT and line["reacts"] > 100 * _STRAIGHT:
+                return [
+                    self.finding(
+                        scene,
+                        place=Place(str(found["model"])),
+                        first_step=0,
+                        message=f"{found['model']} has {len(layers)} linear layers, but nothing "
+                        "nonlinear has an effect between them: its outputs are an affine function "
+                        f"of its inputs (deviation {line['bend']:.1g} standard deviations), as "
+                        "those of a single layer would be.",
+                        evidence={"bend": line["bend"], "layers": len(layers)},
+                    )
+                ]
         return []

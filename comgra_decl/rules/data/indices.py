@@ -1,0 +1,113 @@
+"""Indices among the inputs that reach only a part of what they index."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+
+from comgra_decl.rules.api import (
+    Count,
+    Finding,
+    Rule,
+    RuleParameters,
+    Scene,
+    SlotInfo,
+    Window,
+    per_run,
+)
+
+_REACHED = 0.5  # share of the nodes
+
+
+class EdgeParameters(RuleParameters):
+    """Options of `unreached_nodes`."""
+
+    least: Count = 3
+    """Number of records required."""
+
+
+class UnreachedNodes(Rule):
+    """Edges of batched graphs that all belong to the first nodes."""
+
+    name = "unreached_nodes"
+    certainty = 0.8
+    statistics = ("max",)
+    definition = (
+        "A model receives a list of edges, an integer tensor of shape [2, edges], and another "
+        "input with one row per node. In at least `least` records and in all of them, no edge "
+        f"contains an index of {_REACHED:.0%} of the nodes or more. The rule ignores edges with "
+        "fewer than half as many columns as there are nodes, and graphs of fewer than 8 nodes."
+    )
+    source = (
+        "PyTorch Geometric, Advanced Mini-Batching: the edges of each graph are shifted by the "
+        "number of nodes before it."
+    )
+    advice = (
+        "When graphs are joined to a batch, add the number of nodes in the preceding graphs to the "
+        "edges of each graph."
+    )
+    Parameters = EdgeParameters
+
+    # for each list of edges: step of the first record, number of records, largest share, nodes
+    _seen: dict[int, tuple[int, int, float, int]] = per_run(dict)
+
+    def look(self, window: Window) -> None:
+        """Compare the largest index with the number of nodes."""
+        table = window.table
+        edges = np.flatnonzero(table.where(_are_edges))
+        nodes = np.flatnonzero(table.where(_has_rows))
+        if not len(edges) or not len(nodes) or not window.has("max"):
+            return
+        counts = window.of_shape(_rows, nodes).max(1, keepdims=True)
+        highest = window.read("max", edges, "abs_max") + 1
+        columns = window.of_shape(_columns, edges)
+        valid = np.isfinite(highest) & (counts >= 8) & (2 * columns >= counts)
+        for at, slot in enumerate(edges.tolist()):
+            for row in np.flatnonzero(valid[:, at]).tolist():
+                step, records, share, _ = self._seen.get(slot, (int(window.steps[row]), 0, 0.0, 0))
+                share = max(share, float(highest[row, at] / counts[row, 0]))
+                self._seen[slot] = step, records + 1, share, int(counts[row, 0])
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first list of edges that reaches too few nodes."""
+        for slot, (step, records, share, nodes) in self._seen.items():
+            if records < self.parameters.least or share > _REACHED:
+                continue
+            place = scene.table.place(slot)
+            return [
+                self.finding(
+                    scene,
+                    place=place,
+                    first_step=step,
+                    message=f"The edges ({place}) reach at most the first {share:.0%} of the nodes "
+                    f"({nodes} in the last record); no edge contains an index of the others.",
+                    evidence={"share": share, "records": records},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return None if self._seen else "no model receives edges, [2, edges], and rows for nodes"
+
+
+def _is_given(info: SlotInfo) -> bool:
+    first = info.key.node == "input" and info.key.iteration == 0
+    return info.kind == "input" and info.key.pass_ == "forward" and first
+
+
+def _are_edges(info: SlotInfo) -> bool:
+    return _is_given(info) and "int" in info.dtype and len(info.shape) == 2 and info.shape[0] == 2
+
+
+def _has_rows(info: SlotInfo) -> bool:
+    return _is_given(info) and bool(info.shape) and info.shape[0] > 2
+
+
+def _rows(info: SlotInfo) -> float:
+    return float(info.shape[0]) if info.shape else 0.0
+
+
+def _columns(info: SlotInfo) -> float:
+    return float(prod(info.shape[1:])) if info.shape else 0.0
