@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from comgra_decl.record.session import Session
     from comgra_decl.spec import Spec
 
+_COMMANDS = Path(__file__).parents[1] / "cli" / "commands"
+
 USAGE = """\
 usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...]
        python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] -m MODULE [ARGS ...]
@@ -117,7 +119,10 @@ def require_script(call: Call) -> None:
         return
     script = Path(call.script)
     if not script.exists():
-        raise UsageError(f"script {call.script!r} does not exist{near_paths(script)}")
+        hint = near_paths(script)
+        if (_COMMANDS / f"{call.script.replace('-', '_')}.py").is_file():
+            hint = f". To run the command of this name, type `comgra-decl {call.script}`"
+        raise UsageError(f"script {call.script!r} does not exist{hint}")
     if not os.access(script, os.R_OK):
         raise UsageError(f"cannot read script {call.script!r}: Permission denied")
     if script.is_dir() and not (script / "__main__.py").is_file():

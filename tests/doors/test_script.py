@@ -171,6 +171,12 @@ def test_a_script_that_is_missing_is_said(tmp_path: Path) -> None:
     assert "script 'trian.py' does not exist" in done.stderr
 
 
+def test_a_command_that_is_typed_in_place_of_a_script_is_pointed_to(tmp_path: Path) -> None:
+    done = python(tmp_path, "-m", "comgra_decl", "diagnose", "runs")
+    assert done.returncode == 2
+    assert "type `comgra-decl diagnose`" in done.stderr
+
+
 def test_a_root_that_cannot_be_written_does_not_stop_the_script(folder: Path) -> None:
     (folder / "runs").write_text("in the way")
     plain = python(folder, "code/tell.py")
