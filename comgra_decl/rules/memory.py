@@ -319,18 +319,20 @@ class ClassCounts:
     def look(self, window: Window) -> None:
         """Add the next records; ignores targets with more classes than histogram bins."""
         for slot in window.table.remembered(ClassCounts, _classes).tolist():
-            found = window.details.histograms(slot)
             at = np.array([slot])
             samples = window.samples(at)[:, 0]
             enough = samples >= self.fewest
-            if found is None or not enough.any():
+            if not enough.any():
+                continue
+            if "float" in window.table.infos[slot].dtype:
+                count_binary(self.by_slot.setdefault(slot, {}), window, at, samples * enough)
+                continue
+            found = window.details.histograms(slot)
+            if found is None:
                 continue
             counts, ranges = found
             enough &= np.isfinite(ranges).all(1)  # else: this target is missing
-            if "float" in window.table.infos[slot].dtype:
-                enough &= are_binary(window, at)
-            else:
-                enough &= ~_are_own_classes(counts, ranges, samples)
+            enough &= ~_are_own_classes(counts, ranges, samples)
             _count(self.by_slot.setdefault(slot, {}), counts[enough], ranges[enough])
 
     @property
@@ -348,13 +350,27 @@ def _classes(table: SlotTable) -> Slots:
     return np.flatnonzero(integers | (table.targets & binary))
 
 
-def are_binary(window: Window, at: Slots) -> Bools:
-    """Return a bool mask [k] of the records whose targets are zeros and ones."""
+def count_binary(
+    known: dict[int, int], window: Window, at: Slots, sizes: NDArray[np.float64]
+) -> None:
+    """Add the zeros and ones of a target to the numbers of both, unless it has other values.
+
+    Args:
+        known: the numbers to which they are added.
+        window: the records.
+        at: the target's slot, [1].
+        sizes: the number of elements in each record.
+    """
     if not window.has("mean", "zero_fraction", "abs_max"):
-        return np.zeros(len(window), np.bool_)
-    ones = window.read("mean", at) - (1 - window.read("zero_fraction", at))
-    inside = window.read("abs_max", at, "abs_max") <= 1
-    return np.asarray((np.abs(ones) < 1e-5) & inside)[:, 0]
+        return
+    mean = window.read("mean", at)[:, 0]
+    zeros = window.read("zero_fraction", at)[:, 0]
+    inside = window.read("abs_max", at, "abs_max")[:, 0] <= 1
+    binary = (np.abs(mean - (1 - zeros)) < 1e-5) & inside & (sizes > 0)
+    ones = np.rint(mean[binary] * sizes[binary])
+    if binary.any():
+        known[1] = known.get(1, 0) + int(ones.sum())
+        known[0] = known.get(0, 0) + int((sizes[binary] - ones).sum())
 
 
 def _are_own_classes(

@@ -48,6 +48,16 @@ def test_one_in_twenty_is_out_of_balance(
     assert finding.severity == "hint"
 
 
+@pytest.mark.parametrize("window", [1, 100])
+def test_zeros_and_ones_are_the_only_classes_among_floats(window: int) -> None:
+    constant = np.repeat([[0.0], [1.0], [-1.0]], 32, axis=1)  # as of a critic before any reward
+    batches = np.concatenate([constant, rare(20, 32), RNG.normal(size=(5, 32))])
+    tape = seen(batches, "float32")
+    (counted,) = tape.play(ClassImbalance(), window=window).scene.classes.by_slot.values()
+    ones = 32 + int(batches[3:23].sum())
+    assert counted == {0: 22 * 32 - ones, 1: ones}
+
+
 @pytest.mark.parametrize("window", [1, 7, 100])
 def test_several_rules_count_each_target_once(window: int) -> None:
     batches = RNG.integers(0, 3, (25, 32)).astype(float)

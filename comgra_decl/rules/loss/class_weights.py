@@ -17,10 +17,11 @@ from comgra_decl.rules.api import (
     Rule,
     RuleParameters,
     Scene,
+    SlotInfo,
     Slots,
     SlotTable,
     Window,
-    are_binary,
+    count_binary,
     per_run,
     target_of,
 )
@@ -30,6 +31,10 @@ def _several_labels(table: SlotTable) -> Slots:
     """Return the slots of floating-point targets with several values per sample."""
     wide = table.where(lambda i: "float" in i.dtype and len(i.shape) > 1 and i.shape[1:] != (1,))
     return np.flatnonzero(table.targets & wide)
+
+
+def _size(info: SlotInfo) -> float:
+    return float(math.prod(info.shape))
 
 
 def _typical(weights: Sequence[float]) -> float:
@@ -76,16 +81,10 @@ class InvertedWeights(Rule):
     def look(self, window: Window) -> None:
         """Count classes, and the ones among targets with several labels per sample."""
         self.scene.count_classes(window)
-        if not window.has("mean"):
-            return
         for slot in window.table.remembered(InvertedWeights, _several_labels).tolist():
             at = np.array([slot])
-            share = window.read("mean", at)[:, 0][are_binary(window, at)]
-            total = round(len(share) * math.prod(window.table.infos[slot].shape))
-            ones = round(float(share.mean()) * total) if total else 0
-            known = self._labels.setdefault(slot, {0: 0, 1: 0})
-            known[0] += total - ones
-            known[1] += ones
+            sizes = window.of_shape(_size, at)[:, 0]
+            count_binary(self._labels.setdefault(slot, {}), window, at, sizes)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first loss with inverted weights."""
