@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.errors import ComgraError, StoreError
-from comgra_decl.record.ranks import Rank, agreed_folder, rank_folder
+from comgra_decl.record.ranks import Rank, agreed_folder, rank_folder, restarted_folder
 
 if TYPE_CHECKING:
     from comgra_decl.record.context import RunContext
@@ -149,16 +149,29 @@ def place_of_rank(folder: Location, run: RunSpec, rank: Rank | None) -> Place:
     return Place(folder, own, rank, tuple(recorded))
 
 
-def resumed_folder(run: RunSpec, context: RunContext) -> Location | None:
-    """Return the folder of the run that the spec says to resume; None for a new run.
+def resumed_folder(run: RunSpec, context: RunContext, rank: Rank | None) -> Location | None:
+    """Return the folder of the run to resume; None for a new run.
+
+    This is the run that the spec names or, if torchrun has restarted the processes of a job, the
+    one that they recorded before.
+
+    Args:
+        run: the part of the spec that sets the location.
+        context: how the program was started.
+        rank: the rank of this process; None if it trains alone.
 
     Raises:
         StoreError: the run does not exist.
     """
-    if run.resume is False:
-        return None
     from comgra_decl.query.listing import is_run
     from comgra_decl.store.location import joined
+
+    if run.resume is False:
+        group = run_group(run, context)
+        before = None
+        if isinstance(group, Path):
+            before = restarted_folder(group, rank, launch=run.name or "")
+        return before if before is not None and is_run(before) else None
 
     if run.resume is not True:
         folder = joined(context.base, run.resume)

@@ -31,9 +31,12 @@ _LATEST = 1800.0
 _FORGOTTEN = 86400.0
 """Seconds after which the files of a launch are deleted."""
 
+_RUN_ID, _RESTARTS = "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"
+"""Set by torchrun: the name of the job, and how often it has restarted its processes."""
+
 _LAUNCH = (
-    "TORCHELASTIC_RUN_ID",
-    "TORCHELASTIC_RESTART_COUNT",
+    _RUN_ID,
+    _RESTARTS,
     "MASTER_ADDR",
     "MASTER_PORT",
     "SLURM_JOB_ID",
@@ -56,7 +59,9 @@ def current_rank(environment: Mapping[str, str] = os.environ) -> Rank | None:
     """Return the rank of this process; None if it trains alone or the rank is not known yet.
 
     Uses torch.distributed if the program has initialised it. Otherwise, uses the environment
-    variables set by torchrun, MPI or Lightning; Lightning's processes have only `LOCAL_RANK`.
+    variables set by torchrun, Ray Train, MPI, SLURM's `srun` or Lightning. Lightning's processes
+    have only `LOCAL_RANK`. The tasks of `srun` may also be independent programs, so they count as
+    ranks only if they have a `MASTER_ADDR`.
     """
     return _of_torch() or _of_environment(environment)
 
@@ -74,6 +79,8 @@ def _of_environment(environment: Mapping[str, str]) -> Rank | None:
         ("RANK", "WORLD_SIZE"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
         ("PMI_RANK", "PMI_SIZE"),
+        ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+        *([("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")] if "MASTER_ADDR" in environment else []),
     ):
         if rank in environment and size in environment:
             return _several(environment[rank], environment[size])
@@ -103,8 +110,9 @@ def agreed_folder(group: Path, rank: Rank, new: Callable[[], Path], launch: str 
 
     The first rank to arrive creates the folder and publishes its name in a claim file, which the
     others read. A rank first waits a short time for lower ranks to arrive. Claims from earlier
-    launches are skipped. These are claims that this rank has already joined, that belong to a dead
-    process, or that are too old.
+    launches are skipped. These are claims that this rank has already joined, that a dead process
+    has made, or that are too old. The number of files that a rank reads does not depend on the
+    number of ranks, because a thousand of them may begin at once on a network file system.
 
     Args:
         group: the folder of the runs.
@@ -117,16 +125,41 @@ def agreed_folder(group: Path, rank: Rank, new: Callable[[], Path], launch: str 
     """
     claims = group / _CLAIMS
     claims.mkdir(parents=True, exist_ok=True)
-    _forget(claims)
     stem = _launch_name(rank, launch)
     for number in count():
         claim = claims / f"{stem}.{number}.json"
         if not _appears(claim, within=_head_start(rank)):
-            _claim(claim, new)
+            _claim(claim, new, claims / _job_name(rank, launch))
         content = _read(claim)
-        if not _stale(claims, claim.stem, content) and _join(claims, claim.stem, rank):
+        if not _stale(content) and _join(claims, claim.stem, rank):
             return group / Path(str(content["run"])).name
     raise AssertionError("numbers do not run out")
+
+
+def restarted_folder(group: Path, rank: Rank | None, launch: str = "") -> Path | None:
+    """Return the run's folder of the attempt that torchrun has restarted; None without one.
+
+    The attempts of a job are launches of their own, whose ports may differ. The latest one of each
+    job is therefore kept in a file that is named by the job and the number of its ranks.
+
+    Args:
+        group: the folder of the runs.
+        rank: the rank of this process.
+        launch: as for `agreed_folder`.
+    """
+    if rank is None or os.environ.get(_RESTARTS, "0") == "0":
+        return None
+    name = _read(group / _CLAIMS / _job_name(rank, launch)).get("run")
+    return group / Path(name).name if isinstance(name, str) else None
+
+
+def _job_name(rank: Rank, launch: str) -> str:
+    """Return the name of the file with the latest attempt of a job."""
+    parts: dict[str, Any] = {_RUN_ID: os.environ.get(_RUN_ID), "world_size": rank.world_size}
+    if parts[_RUN_ID] in (None, "none"):  # torchrun's default for a single node
+        parts |= {key: os.environ.get(key) for key in ("MASTER_ADDR", "MASTER_PORT")}
+    text = json.dumps(parts | {"asked": launch}, sort_keys=True)
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.job"
 
 
 def _launch_name(rank: Rank, launch: str) -> str:
@@ -156,12 +189,20 @@ def _appears(path: Path, *, within: float) -> bool:
     return True
 
 
-def _claim(claim: Path, new: Callable[[], Path]) -> None:
+def _claim(claim: Path, new: Callable[[], Path], job: Path) -> None:
+    """Create a run's folder for the ranks of this launch, unless another rank is faster."""
+    from comgra_decl.store.meta import writer_identity
+
     folder = new()
-    content = {"run": folder.name, "time": time.time()}
-    if not _publish(claim, content):  # another rank was faster
-        with suppress(OSError):
-            folder.rmdir()  # fails, and keeps the folder, if it is in use and not empty
+    content = {"run": folder.name, "time": time.time(), "writer": writer_identity()}
+    if _publish(claim, content):
+        _forget(claim.parent)
+        draft = job.with_name(f"{job.name}.{socket.gethostname()}.{os.getpid()}.new")
+        draft.write_text(json.dumps({"run": folder.name}))
+        draft.replace(job)
+        return
+    with suppress(OSError):
+        folder.rmdir()  # fails, and keeps the folder, if it is in use and not empty
 
 
 def _join(claims: Path, stem: str, rank: Rank) -> bool:
@@ -199,14 +240,13 @@ def _read(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _stale(claims: Path, stem: str, content: Mapping[str, Any]) -> bool:
+def _stale(content: Mapping[str, Any]) -> bool:
     from comgra_decl.store.meta import writer_alive
 
-    made = content.get("time")
+    made, writer = content.get("time"), content.get("writer")
     if "run" not in content or not isinstance(made, float) or time.time() - made > _LATEST:
         return True
-    members = [_read(path) for path in claims.glob(f"{stem}.rank*") if path.suffix != ".new"]
-    return any(not writer_alive(member, last_commit=made) for member in members)
+    return not isinstance(writer, dict) or not writer_alive(writer, last_commit=made)
 
 
 def _forget(claims: Path) -> None:

@@ -86,6 +86,7 @@ class Session:
         self._uuid = ""
         self._settled = False  # whether the rank of this process is final
         self._fault: BaseException | None = None  # the error that ended tracing
+        self._resumes = False
         self._past: Past | None = None  # the content of the resumed run
         self._sinks: list[LiveSink] = []
         self._gradient: GradientNorm | None = None  # if all gradients are recorded
@@ -271,7 +272,8 @@ class Session:
         from comgra_decl.record.placement import place_of_rank, place_run, resumed_folder
 
         run = self._spec.run
-        folder = resumed_folder(run, self._context) if own is None else None
+        folder = resumed_folder(run, self._context, rank) if own is None else None
+        self._resumes = folder is not None
         if folder is not None:
             return place_of_rank(folder, run, rank)
         return place_run(run, self._context, rank=rank, own=own)
@@ -316,7 +318,7 @@ class Session:
         from comgra_decl.store import RunWriter
         from comgra_decl.store.database import database_exists
 
-        if self._spec.run.resume is False or not database_exists(path):
+        if not self._resumes or not database_exists(path):
             return lambda: RunWriter.create(path, meta)
         from comgra_decl.store.appending import append_to
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import comgra_decl as comgra
 from comgra_decl.query import Run
@@ -116,6 +117,44 @@ def test_torchrun_and_an_unmodified_script(tmp_path: Path, script: Path) -> None
     assert Path(str(run.path), "spec.yaml").exists()
 
 
+FAILING = """
+import os, sys, torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.Adam(model.parameters())
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+state = f"{sys.argv[1]}/{os.environ['RANK']}.pt"
+if attempt:
+    optimizer.load_state_dict(torch.load(state))
+for step in range(3 * attempt, 6):
+    if step == 3 and not attempt:
+        torch.save(optimizer.state_dict(), state)
+        sys.exit("out of luck")
+    optimizer.zero_grad()
+    model(torch.full((3, 2), float(step))).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_torchrun_restarts_is_one_run(tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING)
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
+    command += ["--rdzv-id=job", f"--master-port={free_port()}", "-m", "comgra_decl"]
+    command += ["schedule.first=100", f"run.root={tmp_path / 'runs'}", str(script), str(tmp_path)]
+    done = forked(tmp_path, *command)
+    assert done.returncode == 0, done.stderr
+    run = comgra.open_run(tmp_path / "runs")
+    assert run.state == "finished"
+    assert list(run.steps) == [0, 1, 2, 3, 4, 5]
+    assert run.slot("input", role="input").series("mean").tolist() == [0, 1, 2, 3, 4, 5]
+    assert run.rank(1).sessions["step"].tolist()[1:] == [3]
+    assert (
+        len([path for path in (tmp_path / "runs" / "failing").iterdir() if path.name != ".ranks"])
+        == 1
+    )
+
+
 @pytest.mark.slow
 def test_ranks_that_only_torch_distributed_knows(tmp_path: Path) -> None:
     """Tracing began before `init_process_group`, in processes that do not know their rank."""
@@ -188,7 +227,10 @@ def test_only_the_ranks_that_the_spec_names_are_recorded(tmp_path: Path, script:
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Rank(1, 2)),
         ({"NODE_RANK": "0", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}, Rank(1, 2)),
         ({"NODE_RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4"}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, None),
+        ({"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"}, Rank(1, 2)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "MASTER_ADDR": "a"}, None),  # of sbatch
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}, None),  # independent programs
+        ({"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "MASTER_ADDR": "a"}, Rank(2, 4)),
     ],
 )
 def test_the_environment_may_say_the_rank(environment: dict[str, str], rank: Rank | None) -> None:
@@ -244,12 +286,73 @@ def test_a_restart_or_another_port_is_another_launch(
     assert len({first, second, launch.ask(1)}) == 3
 
 
-def test_nobody_joins_a_launch_whose_processes_have_ended(launch: Launch) -> None:
+def test_nobody_joins_a_launch_whose_first_process_has_ended(launch: Launch) -> None:
     launch.ask(0)
-    (member,) = (launch.group / ".ranks").glob("*.rank0")
-    content = json.loads(member.read_text())
-    member.write_text(json.dumps({**content, "process_start": "0"}))  # its number was reused
+    (claim,) = (launch.group / ".ranks").glob("*.json")
+    content = json.loads(claim.read_text())
+    content["writer"]["process_start"] = "0"  # its number was reused
+    claim.write_text(json.dumps(content))
     assert launch.ask(1) == "run 2"
+
+
+@pytest.mark.parametrize("ranks", [4, 64])
+def test_each_rank_reads_as_many_files_however_many_ranks_there_are(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    touched: list[Path] = []
+
+    def counting(name: str) -> None:
+        original = getattr(Path, name)
+
+        def method(path: Path, *args: object, **kwargs: object) -> object:
+            touched.append(path)
+            return original(path, *args, **kwargs)
+
+        monkeypatch.setattr(Path, name, method)
+
+    for name in ("open", "stat", "iterdir", "glob"):
+        counting(name)
+    assert {launch.ask(rank, ranks) for rank in range(ranks - 1)} == {"run 1"}
+    touched.clear()
+    assert launch.ask(ranks - 1, ranks) == "run 1"
+    assert len([path for path in touched if launch.group in path.parents]) < 8
+
+
+@pytest.mark.parametrize(
+    ("job", "port", "found"),
+    [
+        ("mine", "29500", True),
+        ("mine", "4711", True),
+        ("none", "29500", True),
+        ("none", "4711", False),
+    ],
+)
+def test_processes_that_torchrun_restarts_go_on_with_their_run(
+    job: str, port: str, found: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained() -> Path:
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        overrides = ["run.ranks=0", f"run.root={tmp_path}"]
+        with comgra.trace("light", overrides=[*overrides, "schedule.every=1"]) as session:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.ones(2, 3)).sum().backward()
+                optimizer.step()
+        assert session.path is not None
+        return Path(session.path)
+
+    environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
+    environment |= {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": job}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    first = trained()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv("MASTER_PORT", port)
+    second = trained()
+    assert (second == first) is found
+    run = comgra.open_run(second)
+    assert list(run.steps) == ([0, 1, 2, 3, 4, 5] if found else [0, 1, 2])
 
 
 def test_nobody_joins_a_launch_of_long_ago(launch: Launch) -> None:
