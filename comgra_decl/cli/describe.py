@@ -44,6 +44,7 @@ def describe_run(run: Run) -> dict[str, Any]:
         },
         "ranks": run.ranks,
         "missing_ranks": run.missing_ranks,
+        "first_stopped": run.first_stopped,
         "sessions": rows(run.sessions.astype(object)),
         "types": run.types,
         "statistics": run.statistics,

@@ -17,7 +17,7 @@ from comgra_decl.query.report import verify_command
 from comgra_decl.terminal import console
 
 if TYPE_CHECKING:
-    from comgra_decl.query import Ending, Run
+    from comgra_decl.query import Run
     from comgra_decl.rules import Check, Correlation, Diagnosis, Finding
     from comgra_decl.spec.rules import Rules
 
@@ -109,8 +109,8 @@ def print_diagnosis(
     first = roots_of(diagnosis.findings)
     if diagnosis.damage:
         out.print(_damage(run, diagnosis), "", sep="\n")
-    if (ending := run.ending) is not None:
-        out.print(_ended(ending), "", sep="\n")
+    if (ended := _ended(run)) is not None:
+        out.print(ended, "", sep="\n")
     out.print(_title(run, diagnosis, len(first), len(diagnosis.findings) - len(first)))
     out.print("", _health(diagnosis), sep="\n")
     for number, finding in enumerate(first, 1):
@@ -132,8 +132,12 @@ def print_diagnosis(
         out.print("", _unchecked(diagnosis), sep="\n")
 
 
-def _ended(ending: Ending) -> Group:
-    """Return why the program ended."""
+def _ended(run: Run) -> Group | None:
+    """Return why the program ended, or which rank no longer responds."""
+    ending = run.ending
+    if ending is None:
+        silent = run.first_stopped
+        return None if silent is None else Group(Text(silent, style="bold red"))
     lines: list[Text | Padding] = [Text(ending.headline, style="bold red")]
     for title, part in ending.parts:
         lines.append(Text(title, style="bold"))

@@ -148,6 +148,8 @@ def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     if run["missing_ranks"]:
         missing = ", ".join(map(str, run["missing_ranks"]))
         yield "missing", Text(f"no data from rank {missing}", style="yellow")
+    if run["first_stopped"] is not None:
+        yield "stopped", Text(run["first_stopped"], style="red")
     for session in run["sessions"][1:]:
         step = "no step yet" if session["step"] is None else f"from step {session['step']}"
         yield "resumed", f"{time_text(session['started'])}, {step}"

@@ -20,12 +20,14 @@ from comgra_decl.errors import (
     RunNotFoundError,
     StoreError,
 )
+from comgra_decl.store import Reader
 from comgra_decl.store.database import database_exists
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
 from comgra_decl.store.remote import databases_within
 
-from .ranks.reader import RANKS, is_rank, open_reader, rank_paths
+from .ranks.heartbeats import heartbeats, stopped_text
+from .ranks.reader import RANKS, JoinedReader, is_rank, open_reader, rank_paths
 
 _log = logging.getLogger("comgra_decl")
 
@@ -92,7 +94,7 @@ def _summary(path: Location) -> RunSummary | None:
             records=int(head["n"]),
             last_step=head["step"],
             started=reader.meta.started,
-            error=head.get("error"),
+            error=head.get("error") or _stopped(reader),
         )
     except RunNotFoundError:
         return None  # currently being created
@@ -103,6 +105,11 @@ def _summary(path: Location) -> RunSummary | None:
         return _broken(path, state, str(error))
     except (KeyError, TypeError, ValueError, OSError) as error:
         return _broken(path, "damaged", f"{type(error).__name__}: {error}")
+
+
+def _stopped(reader: Reader | JoinedReader) -> str | None:
+    """Return which rank stopped first, if there are several."""
+    return stopped_text(heartbeats(reader)) if isinstance(reader, JoinedReader) else None
 
 
 def _broken(path: Location, state: str, reason: str) -> RunSummary:

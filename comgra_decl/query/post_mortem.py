@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 _MOST_TENSORS = 8
 _MOST_FRAMES = 12
 _MOST_STEPS = 10
+_MOST_RANKS = 8
 _NEARLY = 0.9
 _MOST_LINES = 40  # of a message
 """Share of the available memory above which a killed process probably ran out of memory."""
@@ -47,13 +48,38 @@ class Ending:
 
 
 def ending_of(run: Run) -> Ending | None:
-    """Return how a run's program ended; None if it ended normally or is still running."""
+    """Return how a run's program ended; None if it ended normally or is still running.
+
+    If there are several ranks, it is the ending of the one that stopped first.
+    """
+    first = run.first_stopped if len(run.ranks) > 1 and run.state == "stopped" else None
+    if first is not None:
+        return _of_ranks(run, first)
     content = run.document("post_mortem")
     if content is not None:
         return _failed(content, run)
     if run.state == "stopped" and run.error is None:
         return _killed(run)
     return None
+
+
+def _of_ranks(run: Run, first: str) -> Ending:
+    """Return how the rank that stopped first ended, preceded by the last steps of all ranks."""
+    known = run.heartbeats
+    times = dict(zip(run.ranks, known["seen"].tolist(), strict=True))
+    stopped = [rank for rank in times if known["state"][rank] == "stopped"]
+    own = run.rank(min(stopped, key=times.__getitem__)).ending
+    lines = [
+        f"rank {rank}: {row['state']}, step {row['step']}, "
+        f"{datetime.fromtimestamp(row['seen'], UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+        for rank, row in known.sort_values("seen").head(_MOST_RANKS).iterrows()
+    ]
+    if len(known) > _MOST_RANKS:
+        lines.append(f"and {len(known) - _MOST_RANKS} more")
+    part = ("Last seen, earliest first", lines)
+    if own is None:
+        return Ending(first, [part])
+    return Ending(f"{first}: {own.headline}", [part, *own.parts], own.content, failed=own.failed)
 
 
 # -- a program that raised an error ------------------------------------------------------------

@@ -13,6 +13,7 @@ from comgra_decl.store.checks import NotedChecks, noted_checks
 from comgra_decl.store.location import Location, Where, location
 
 from .ranks.differences import differences_table
+from .ranks.heartbeats import heartbeats, stopped_text
 from .ranks.reader import JoinedReader, open_reader
 from .ranks.view import JoinedView
 from .snapshot import Snapshot
@@ -83,6 +84,38 @@ class RunFacts:
     def missing_ranks(self) -> list[int]:
         """Ranks that should have been recorded but left no data."""
         return self._reader.missing if isinstance(self._reader, JoinedReader) else []
+
+    @property
+    def heartbeats(self) -> pd.DataFrame:
+        """The last sign of life of each rank, also of those that are still running.
+
+                     state  step          seen
+            rank
+            0      stopped    14  1.763719e+09
+            1      stopped    12  1.763719e+09
+
+        `state` is that of the rank, as for `state`, or "silent" if the process exists but has not
+        reported anything for a minute. `step` is the last step that it reported or recorded; <NA>
+        before the first. `seen` is when it did so, in Unix seconds.
+        """
+        found = heartbeats(self._reader)
+        return pd.DataFrame(
+            {
+                "state": [each.state for each in found],
+                "step": pd.array([each.step for each in found], dtype="Int64"),
+                "seen": [each.seen for each in found],
+            },
+            index=pd.Index([each.rank for each in found], name="rank"),
+        )
+
+    @property
+    def first_stopped(self) -> str | None:
+        """A sentence about the rank that stopped first, or that no longer responds.
+
+        None for a single process, and if no rank has stopped. All ranks usually stop soon after the
+        first one, because they wait for it.
+        """
+        return stopped_text(heartbeats(self._reader))
 
     def rank(self, number: int) -> Self:
         """Return one rank of the run, with everything that rank recorded.

@@ -196,6 +196,11 @@ def test_a_rank_that_dies_hurts_neither_the_others_nor_what_is_recorded(tmp_path
     assert list(run.rank(1).steps) == [0, 1]
     assert (run.rank(0).state, run.rank(1).state, run.state) == ("finished", "stopped", "stopped")
     assert list(run.steps) == [0, 1]  # what all ranks have
+    assert run.first_stopped is not None
+    assert run.first_stopped.startswith("rank 1 of 2 stopped first, at or after step 1")
+    assert run.ending is not None
+    assert run.ending.headline.startswith(run.first_stopped)
+    assert [summary.error for summary in comgra.list_runs(tmp_path)] == [run.first_stopped]
     assert run.value("spare", 1).shape == (8, 6)
 
 
@@ -340,7 +345,7 @@ def test_processes_that_torchrun_restarts_go_on_with_their_run(
                 model(torch.ones(2, 3)).sum().backward()
                 optimizer.step()
         assert session.path is not None
-        return Path(session.path)
+        return Path(str(session.path))
 
     environment = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}
     environment |= {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": job}
