@@ -50,6 +50,7 @@ class FutureVisible(Rule):
         "`nn.Transformer.generate_square_subsequent_mask(T)` as the mask of "
         "nn.TransformerEncoder."
     )
+    explained_by = ("wrong_positions",)  # queries without any visible key see all of them
     Parameters = FutureParameters
 
     def look(self, window: Window) -> None:
