@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 import comgra_decl as comgra
 from comgra_decl.errors import ProbeError, SpecError
-from comgra_decl.hooks.probing.methods import Drawn, drawn
+from comgra_decl.hooks.probing.methods import drawn
+from comgra_decl.hooks.probing.subject import Drawn
 from comgra_decl.spec import load_spec
 from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
