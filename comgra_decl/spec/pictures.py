@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Int, Number, SpecModel
 from comgra_decl.spec.interventions import Measure
+from comgra_decl.spec.keep import checked_target
 from comgra_decl.spec.nodes import Selectors
 
 Target = Literal["label", "top", "loss"] | Annotated[Int, Field(ge=0)]
@@ -117,6 +126,36 @@ class OcclusionSpec(AttributionSpec):
                 f"exceed the window, {self.window}"
             )
         return self
+
+
+class CaptumMethod(SpecModel):
+    """A class of Captum; other keys are arguments of its constructor or of its `attribute`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
+    """The class, such as captum.attr.DeepLift, or another one with the same methods."""
+
+    def __str__(self) -> str:
+        """Return the name of the class."""
+        return self.target
+
+
+class CaptumSpec(AttributionSpec):
+    """Attributions by a class of Captum, which is made from the model, or from it and a layer.
+
+    Lists become tuples. If `return_convergence_delta` is true, the record contains the gaps.
+    """
+
+    method: CaptumMethod
+    """The class, as in {_target_: captum.attr.IntegratedGradients, n_steps: 20}."""
+
+    select: Selectors = []
+    """The layers, for classes that take one, such as captum.attr.LayerConductance."""
+
+    target: Literal["label", "top"] | Annotated[Int, Field(ge=0)] = "top"
+    """The output that is explained: that for the sample's class, the highest one, or that for the
+    given class."""
 
 
 class LogitLensSpec(SpecModel):
@@ -269,6 +308,8 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, _Any):
         return type(value).__name__
     method = value.get("method") if isinstance(value, Mapping) else None
+    if isinstance(method, (CaptumMethod, Mapping)):
+        return "CaptumSpec"
     known = _KINDS.get(method) if isinstance(method, str) else None
     return None if known is None else known.__name__
 
@@ -277,7 +318,8 @@ def _with_known_method(value: Any) -> Any:
     if isinstance(value, Mapping) and _kind(value) is None:
         method = value.get("method")
         raise ValueError(
-            f"method {method!r} is not one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
+            f"method {method!r} is not one of {', '.join(METHODS)} or {{_target_: captum.attr...}}"
+            f"{did_you_mean(method, METHODS)}"
         )
     return value
 
@@ -290,6 +332,7 @@ PictureSpec = Annotated[
     | Annotated[GuidedBackpropSpec, Tag("GuidedBackpropSpec")]
     | Annotated[IntegratedGradientsSpec, Tag("IntegratedGradientsSpec")]
     | Annotated[OcclusionSpec, Tag("OcclusionSpec")]
+    | Annotated[CaptumSpec, Tag("CaptumSpec")]
     | Annotated[LogitLensSpec, Tag("LogitLensSpec")]
     | Annotated[HessianSpec, Tag("HessianSpec")]
     | Annotated[LossSliceSpec, Tag("LossSliceSpec")],

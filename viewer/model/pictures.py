@@ -295,7 +295,8 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
         except (ComgraError, IndexError):
             continue
         bound = _bound(view, slot, type_)
-        title = f"{name}: {fact['method']}, {slot.node}"
+        method = str(fact["method"]).rpartition(".")[2]
+        title = f"{name}: {method}, {slot.node}"
         drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
         cards.append(Card(title, drawn, -bound, bound, _note(fact, sample)))
     return tuple(cards)

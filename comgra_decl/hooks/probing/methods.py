@@ -20,6 +20,7 @@ from comgra_decl.hooks.probing.subject import Drawn, Map, Point, Subject, Tap
 from comgra_decl.records import LENS_TOKENS
 from comgra_decl.spec.pictures import (
     AttributionSpec,
+    CaptumSpec,
     GradCamSpec,
     GuidedBackpropSpec,
     GuidedGradCamSpec,
@@ -53,10 +54,15 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
 
         return loss_slice(spec, subject)
     classes = subject.classes(spec.target)
-    facts: dict[str, Any] = {"method": spec.method}
+    facts: dict[str, Any] = {"method": str(spec.method)}
     if classes is not None:
         facts["target"] = "loss" if spec.target == "loss" else classes.tolist()
-    result = _METHODS[type(spec)](spec, subject, classes)
+    if isinstance(spec, CaptumSpec):
+        from comgra_decl.hooks.probing.captum_methods import captum_picture
+
+        result = captum_picture(spec, subject, classes)
+    else:
+        result = _METHODS[type(spec)](spec, subject, classes)
     return Drawn(result.maps, {**facts, **result.facts})
 
 

@@ -391,7 +391,7 @@ class Probe:
                 result = drawn(picture, subject)
             except Exception as error:
                 reason = reason_of(error)
-                facts[name] = {"method": picture.method, "refused": reason}
+                facts[name] = {"method": str(picture.method), "refused": reason}
                 self._warn(f"there is no picture {name!r}: {reason}")
                 continue
             facts[name] = result.facts
