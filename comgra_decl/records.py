@@ -412,7 +412,7 @@ PICTURES = "pictures"
 
 - "target": the class that each sample's picture explains, or "loss". "gap": the completeness gap of
   each sample, for integrated gradients. "norm" (may be None) and "head": their paths, for a logit
-  lens.
+  lens; "translators": the file that makes it a tuned one.
 - For a Hessian: "measure" (what is averaged), "value" (its mean), "parameters" (their number),
   "trace" and "trace_error" (its standard error; None with one random vector).
 - For a slice through a loss: "measure", "value" (at the step's own parameters), "directions" (their

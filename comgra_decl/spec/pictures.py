@@ -128,6 +128,12 @@ class OcclusionSpec(AttributionSpec):
         return self
 
 
+def _checked_file(name: str) -> str:
+    if not name.endswith((".npz", ".safetensors")):
+        raise ValueError(f"must be the path of a .npz or .safetensors file, got {name!r}")
+    return name
+
+
 class CaptumMethod(SpecModel):
     """A class of Captum; other keys are arguments of its constructor or of its `attribute`."""
 
@@ -182,15 +188,14 @@ class LogitLensSpec(SpecModel):
     head: Annotated[str, Field(min_length=1)] | None = None
     """The path of the head, such as lm_head; null for the linear layer that is called last."""
 
+    translators: Annotated[str, AfterValidator(_checked_file)] | None = None
+    """A tuned lens (Belrose et al. 2023): a .npz or .safetensors file with PATH.weight [features,
+    features] and, optionally, PATH.bias [features] for each layer. The layer's output is multiplied
+    by the weight, as by a linear layer, before it goes through the norm."""
+
     target: Literal["top"] | Annotated[Int, Field(ge=0)] = "top"
     """The explained token. `top`: at each position, the one that the model predicts. A number: this
     token."""
-
-
-def _checked_file(name: str) -> str:
-    if not name.endswith((".npz", ".safetensors")):
-        raise ValueError(f"must be the path of a .npz or .safetensors file, got {name!r}")
-    return name
 
 
 class _LandscapeSpec(SpecModel):

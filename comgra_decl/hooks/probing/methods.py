@@ -196,7 +196,13 @@ def _cams(
 
 def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
     with torch.no_grad():
-        lens = Lens(subject, subject.selected(spec.select), norm=spec.norm, head=spec.head)
+        lens = Lens(
+            subject,
+            subject.selected(spec.select),
+            norm=spec.norm,
+            head=spec.head,
+            translators=spec.translators,
+        )
         explained = lens.final.argmax(-1) if spec.target == "top" else int(spec.target)
         maps: list[Map] = []
         for path, logits in lens.predictions():
@@ -209,6 +215,8 @@ def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
             maps.append(Map(path, "output", likely))
             maps.append(Map(path, f"output{LENS_TOKENS}", logits.argmax(-1)))
     facts = {"method": spec.method, "target": spec.target, "norm": lens.norm, "head": lens.head}
+    if spec.translators is not None:
+        facts["translators"] = spec.translators
     return Drawn(maps, facts)
 
 
