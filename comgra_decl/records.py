@@ -408,16 +408,32 @@ PICTURE_PREFIX = "picture:"
 """Prefix of a picture's pass; the name of the picture follows."""
 
 PICTURES = "pictures"
-"""Fact stored in a probe's record: for each picture by name, a dict with "method" and "target" (the
-class that each sample's picture explains, or "loss"), and, for integrated gradients, "gap" (the
-completeness gap of each sample), or, for a logit lens, "norm" and "head" (their paths; "norm" may
-be None). "refused" is the reason why there is no picture."""
+"""Fact stored in a probe's record: for each picture by name, a dict with "method" and its facts.
+
+- "target": the class that each sample's picture explains, or "loss". "gap": the completeness gap of
+  each sample, for integrated gradients. "norm" (may be None) and "head": their paths, for a logit
+  lens; "translators": the file that makes it a tuned one.
+- For a Hessian: "measure" (what is averaged), "value" (its mean), "parameters" (their number),
+  "trace" and "trace_error" (its standard error; None with one random vector).
+- For a slice through a loss: "measure", "value" (at the step's own parameters), "directions" (their
+  names) and "coordinates" (of the points along each direction).
+- "refused": the reason why there is no picture.
+"""
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
     *("dead_units", "spectrum", "flow", "loss_cam"),
 )
 """The pictures that can be computed from records alone; no declared picture has these names."""
+
+EIGENVALUES = "eigenvalues"
+"""Role of the ends of a Hessian's spectrum in the pass of its picture: the largest eigenvalues in
+descending order, then the smallest, which end with the smallest of all. Beside it are ".residuals"
+(the distance within which each one has an eigenvalue of the Hessian) and the density, a sum of
+peaks for each random vector: ".nodes" and ".weights", both [vectors, points]."""
+
+SLICE = "loss"
+"""Role of a slice through a loss in the pass of its picture, [points] or [points, points]."""
 
 LENS_TOKENS = ".tokens"
 """End of the role of the tokens that a logit lens predicts, [samples, positions] after each layer.

@@ -195,6 +195,10 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"probes.{name}.batch", probe.get("batch")
             samples = probe.get("samples")
             yield f"probes.{name}.samples.by", _get(samples, "by")
+    pictures = content.get("pictures")
+    for name, picture in pictures.items() if isinstance(pictures, Mapping) else ():
+        for key in ("method", "measure"):
+            yield f"pictures.{name}.{key}", _get(picture, key)
     interventions = content.get("interventions")
     for name, each in interventions.items() if isinstance(interventions, Mapping) else ():
         where, first = f"interventions.{name}", _get(each, "first")
@@ -223,6 +227,8 @@ def _not_imported(target: str) -> str | None:
     try:
         home = import_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's own code)
+        if isinstance(error, ModuleNotFoundError) and error.name == "captum":
+            return "needs Captum, which is not installed: pip install 'comgra-decl[captum]'"
         return f"cannot be imported: {type(error).__name__}: {error}"
     if module == "__main__" and not hasattr(home, name):
         return None  # the program may define it later

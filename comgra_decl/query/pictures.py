@@ -13,13 +13,16 @@ from comgra_decl.errors import UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures import cloud, likeness, predictions, units
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import (
+    EIGENVALUES,
     LENS_TOKENS,
     PICTURE_PREFIX,
     PICTURES,
     PROBE_PREFIX,
     SAMPLE,
+    SLICE,
     SlotInfo,
 )
+from comgra_decl.spec.pictures import HessianSpec
 
 from .preview import axis_names
 
@@ -144,6 +147,8 @@ class Pictures:
     def _of_record(
         self, name: str, slots: list[SlotInfo], step: int | None, node: str | None
     ) -> Picture:
+        if slots[0].key.role.partition(".")[0] in (EIGENVALUES, SLICE):
+            return self._landscape(name, slots, step, node)
         beside = {slot.key: slot for slot in slots if slot.key.role.endswith(LENS_TOKENS)}
         slots = [slot for slot in slots if slot.key not in beside]
         nodes = [slot.key.node for slot in slots]
@@ -185,6 +190,44 @@ class Pictures:
         name = slot.key.pass_.removeprefix(PICTURE_PREFIX)
         declared = self._run.spec.pictures.get(name)
         return f"{PROBE_PREFIX}{declared.of}" if declared is not None else str(self._type)
+
+    def _landscape(
+        self, name: str, slots: list[SlotInfo], step: int | None, node: str | None
+    ) -> Picture:
+        """Return a recorded picture of a whole model, by step."""
+        main, own = slots[0], slots[0].key.node
+        if node not in (None, own):
+            raise UnknownNameError(f"the picture {name!r} shows {own!r}, not {shown(node)}.")
+        type_ = self._type_of(main)
+        view, found = self._snapshot.view, {}
+        for at in self._steps_of(type_) if step is None else [step]:
+            value = view.value(self._snapshot.record(at, type_), main.id)
+            if value is not None:
+                found[at] = value[0]
+        if not found:
+            raise UnknownNameError(f"the picture {name!r} was not made at step {step}.")
+        last = [*found][-1]
+        record = self._snapshot.record(last, type_)
+        facts = dict(view.extra(record).get(PICTURES, {}).get(name, {}))
+        for slot in slots[1:]:
+            part = view.value(record, slot.id)
+            if part is not None:
+                facts[slot.key.role.rpartition(".")[2]] = part[0]
+        labels: dict[str, list[Any]] = {"step": [*found]}
+        if main.key.role == SLICE:
+            names = ("first direction", "second direction")[: found[last].ndim]
+            labels.update((each, facts.get("coordinates", [])) for each in names)
+        else:
+            names, labels["eigenvalue"] = ("eigenvalue",), self._ranks(name, len(found[last]))
+        values = np.stack([v for v in found.values() if v.shape == found[last].shape])
+        return Picture(name, values, ("step", *names), own, step, labels, facts)
+
+    def _ranks(self, name: str, count: int) -> list[str]:
+        """Return the rank of each eigenvalue, from "1" for the largest to "-1" for the smallest."""
+        declared = self._run.spec.pictures.get(name)
+        lowest = declared.lowest if isinstance(declared, HessianSpec) else 0
+        top = count - lowest
+        return [str(i + 1 if i < top else i - count) for i in range(count)]
 
     # -- computed from records
 

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Int, Number, SpecModel
+from comgra_decl.spec.interventions import Measure
+from comgra_decl.spec.keep import checked_target
 from comgra_decl.spec.nodes import Selectors
 
 Target = Literal["label", "top", "loss"] | Annotated[Int, Field(ge=0)]
 
 
-class _PictureSpec(SpecModel):
-    """The keys that all pictures have in common."""
+class AttributionSpec(SpecModel):
+    """The keys of the pictures that explain an output of the model for each sample."""
 
     of: Annotated[str, Field(min_length=1)]
     """The probe."""
@@ -27,7 +37,7 @@ class _PictureSpec(SpecModel):
     number per sample, the picture explains that number, whatever the target."""
 
 
-class GradCamSpec(_PictureSpec):
+class GradCamSpec(AttributionSpec):
     """Grad-CAM (Selvaraju et al. 2017): where the channels of a convolution support the target.
 
     The values are signed; the usual picture shows the positive ones.
@@ -40,7 +50,7 @@ class GradCamSpec(_PictureSpec):
     """The layers, such as `{class: Conv2d}`."""
 
 
-class GuidedGradCamSpec(_PictureSpec):
+class GuidedGradCamSpec(AttributionSpec):
     """Guided backpropagation times the positive part of Grad-CAM, enlarged to the input's size."""
 
     method: Literal["guided_grad_cam"]
@@ -50,21 +60,21 @@ class GuidedGradCamSpec(_PictureSpec):
     """The layer of the Grad-CAM; if several match, the last one that is called."""
 
 
-class SaliencySpec(_PictureSpec):
+class SaliencySpec(AttributionSpec):
     """The magnitude of the target's gradient with respect to the input (Simonyan et al. 2014)."""
 
     method: Literal["saliency"]
     """Selects the method."""
 
 
-class InputXGradientSpec(_PictureSpec):
+class InputXGradientSpec(AttributionSpec):
     """The input times the target's gradient (Shrikumar et al. 2016)."""
 
     method: Literal["input_x_gradient"]
     """Selects the method."""
 
 
-class GuidedBackpropSpec(_PictureSpec):
+class GuidedBackpropSpec(AttributionSpec):
     """The gradient, with each ReLU passing on only positive gradients (Springenberg et al. 2015).
 
     A network without ReLU is rejected, because its picture would be the plain gradient.
@@ -74,7 +84,7 @@ class GuidedBackpropSpec(_PictureSpec):
     """Selects the method."""
 
 
-class IntegratedGradientsSpec(_PictureSpec):
+class IntegratedGradientsSpec(AttributionSpec):
     """Gradients along the straight line from a baseline to the input (Sundararajan et al. 2017).
 
     The record also contains the completeness gap of each sample: the sum of the picture minus the
@@ -92,7 +102,7 @@ class IntegratedGradientsSpec(_PictureSpec):
     """The value of every element of the baseline."""
 
 
-class OcclusionSpec(_PictureSpec):
+class OcclusionSpec(AttributionSpec):
     """How much the target drops when a window of the input is covered (Zeiler and Fergus 2014)."""
 
     method: Literal["occlusion"]
@@ -116,6 +126,42 @@ class OcclusionSpec(_PictureSpec):
                 f"exceed the window, {self.window}"
             )
         return self
+
+
+def _checked_file(name: str) -> str:
+    if not name.endswith((".npz", ".safetensors")):
+        raise ValueError(f"must be the path of a .npz or .safetensors file, got {name!r}")
+    return name
+
+
+class CaptumMethod(SpecModel):
+    """A class of Captum; other keys are arguments of its constructor or of its `attribute`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
+    """The class, such as captum.attr.DeepLift, or another one with the same methods."""
+
+    def __str__(self) -> str:
+        """Return the name of the class."""
+        return self.target
+
+
+class CaptumSpec(AttributionSpec):
+    """Attributions by a class of Captum, which is made from the model, or from it and a layer.
+
+    Lists become tuples. If `return_convergence_delta` is true, the record contains the gaps.
+    """
+
+    method: CaptumMethod
+    """The class, as in {_target_: captum.attr.IntegratedGradients, n_steps: 20}."""
+
+    select: Selectors = []
+    """The layers, for classes that take one, such as captum.attr.LayerConductance."""
+
+    target: Literal["label", "top"] | Annotated[Int, Field(ge=0)] = "top"
+    """The output that is explained: that for the sample's class, the highest one, or that for the
+    given class."""
 
 
 class LogitLensSpec(SpecModel):
@@ -142,12 +188,111 @@ class LogitLensSpec(SpecModel):
     head: Annotated[str, Field(min_length=1)] | None = None
     """The path of the head, such as lm_head; null for the linear layer that is called last."""
 
+    translators: Annotated[str, AfterValidator(_checked_file)] | None = None
+    """A tuned lens (Belrose et al. 2023): a .npz or .safetensors file with PATH.weight [features,
+    features] and, optionally, PATH.bias [features] for each layer. The layer's output is multiplied
+    by the weight, as by a linear layer, before it goes through the norm."""
+
     target: Literal["top"] | Annotated[Int, Field(ge=0)] = "top"
     """The explained token. `top`: at each position, the one that the model predicts. A number: this
     token."""
 
 
-_KINDS: dict[str, type[_PictureSpec | LogitLensSpec]] = {
+class _LandscapeSpec(SpecModel):
+    """The keys of the pictures that show a loss as a function of the parameters."""
+
+    of: Annotated[str, Field(min_length=1)]
+    """The probe."""
+
+    select: Selectors = []
+    """The modules whose own parameters are meant, such as `{class: Linear}`; by default all."""
+
+    measure: Measure = "loss"
+    """The number that is averaged over the samples, as in `interventions`. `loss`: the
+    cross-entropy with the sample's class or, if a model returns [samples, positions, classes], with
+    the next token. `{_target_: ...}`: a function of the model's output, which returns one number
+    per sample."""
+
+    position: Int = -1
+    """If a model returns [samples, positions, classes], the position that is measured, except by
+    `loss`."""
+
+
+class HessianSpec(_LandscapeSpec):
+    """The curvature of the loss: eigenvalues and the spectral density of its Hessian.
+
+    The Hessian is that of the mean loss of the probe's samples with respect to all parameters that
+    require a gradient. The Lanczos algorithm with full reorthogonalization finds both ends of its
+    spectrum; stochastic Lanczos quadrature estimates the density (Ghorbani et al. 2019).
+    """
+
+    method: Literal["hessian"]
+    """Selects the method."""
+
+    top: Annotated[Int, Field(ge=1)] = 1
+    """How many of the largest eigenvalues to store."""
+
+    lowest: Annotated[Int, Field(ge=0)] = 1
+    """How many of the smallest eigenvalues to store."""
+
+    points: Annotated[Int, Field(ge=2, le=1000)] = 40
+    """Number of steps of the algorithm, each of which takes a backward pass. If the residuals of
+    the eigenvalues are large, use more."""
+
+    vectors: Annotated[Int, Field(ge=1, le=1000)] = 1
+    """Number of random vectors from which the algorithm starts. The density and the trace are means
+    over them; the eigenvalues come from the first. They are the same at every step."""
+
+    @model_validator(mode="after")
+    def _finds_as_many(self) -> HessianSpec:
+        if self.top + self.lowest > self.points:
+            raise ValueError(
+                f"{self.points} points find at most {self.points} eigenvalues, but top + lowest is "
+                f"{self.top + self.lowest}; use more points"
+            )
+        return self
+
+
+class TowardsFile(SpecModel):
+    """A direction towards other parameters of the same model."""
+
+    to: Annotated[str, AfterValidator(_checked_file)]
+    """A .npz or .safetensors file of parameters by name, such as `numpy.savez(FILE,
+    **run.checkpoint(0))` writes. Its parameters are at coordinate 1, those of the step at 0."""
+
+
+class LossSliceSpec(_LandscapeSpec):
+    """The loss on a line or a grid through the parameters of the step (Li et al. 2018)."""
+
+    method: Literal["loss_slice"]
+    """Selects the method."""
+
+    directions: Annotated[
+        list[Literal["random"] | TowardsFile], Field(min_length=1, max_length=2)
+    ] = ["random"]
+    """One direction for a line, two for a grid. `random`: a random one, the same at every step, in
+    which each filter is as long as that of the parameters at this step; parameters with one
+    dimension, such as biases, stay as they are. `{to: FILE}`: towards other parameters."""
+
+    points: Annotated[Int, Field(ge=3, le=201)] = 21
+    """Number of points along each direction; it must be odd, so that one of them is the step's
+    own. Each takes a forward pass: a grid of 21 points takes 441."""
+
+    reach: Annotated[Number, Field(gt=0)] = 1.0
+    """The coordinate of the last point; the first one is at its negative."""
+
+    @model_validator(mode="after")
+    def _has_a_centre(self) -> LossSliceSpec:
+        if self.points % 2 == 0:
+            raise ValueError(
+                f"points: must be odd, so that one point is the step's own, got {self.points}"
+            )
+        return self
+
+
+_Any = AttributionSpec | LogitLensSpec | _LandscapeSpec
+
+_KINDS: dict[str, type[_Any]] = {
     "grad_cam": GradCamSpec,
     "guided_grad_cam": GuidedGradCamSpec,
     "saliency": SaliencySpec,
@@ -156,6 +301,8 @@ _KINDS: dict[str, type[_PictureSpec | LogitLensSpec]] = {
     "integrated_gradients": IntegratedGradientsSpec,
     "occlusion": OcclusionSpec,
     "logit_lens": LogitLensSpec,
+    "hessian": HessianSpec,
+    "loss_slice": LossSliceSpec,
 }
 
 METHODS = tuple(_KINDS)
@@ -163,9 +310,11 @@ METHODS = tuple(_KINDS)
 
 
 def _kind(value: Any) -> str | None:
-    if isinstance(value, (_PictureSpec, LogitLensSpec)):
+    if isinstance(value, _Any):
         return type(value).__name__
     method = value.get("method") if isinstance(value, Mapping) else None
+    if isinstance(method, (CaptumMethod, Mapping)):
+        return "CaptumSpec"
     known = _KINDS.get(method) if isinstance(method, str) else None
     return None if known is None else known.__name__
 
@@ -174,7 +323,8 @@ def _with_known_method(value: Any) -> Any:
     if isinstance(value, Mapping) and _kind(value) is None:
         method = value.get("method")
         raise ValueError(
-            f"method {method!r} is not one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
+            f"method {method!r} is not one of {', '.join(METHODS)} or {{_target_: captum.attr...}}"
+            f"{did_you_mean(method, METHODS)}"
         )
     return value
 
@@ -187,7 +337,10 @@ PictureSpec = Annotated[
     | Annotated[GuidedBackpropSpec, Tag("GuidedBackpropSpec")]
     | Annotated[IntegratedGradientsSpec, Tag("IntegratedGradientsSpec")]
     | Annotated[OcclusionSpec, Tag("OcclusionSpec")]
-    | Annotated[LogitLensSpec, Tag("LogitLensSpec")],
+    | Annotated[CaptumSpec, Tag("CaptumSpec")]
+    | Annotated[LogitLensSpec, Tag("LogitLensSpec")]
+    | Annotated[HessianSpec, Tag("HessianSpec")]
+    | Annotated[LossSliceSpec, Tag("LossSliceSpec")],
     Discriminator(_kind),
     BeforeValidator(_with_known_method),
 ]

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 import comgra_decl as comgra
 from comgra_decl.errors import ProbeError, SpecError
-from comgra_decl.hooks.probing.methods import Drawn, drawn
+from comgra_decl.hooks.probing.methods import drawn
+from comgra_decl.hooks.probing.subject import Drawn
 from comgra_decl.spec import load_spec
 from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
@@ -114,6 +115,56 @@ def test_a_head_without_a_norm_sees_the_layers_as_they_are() -> None:
     assert (found.facts["norm"], found.facts["head"]) == (None, "head")
     x, _ = model.blocks[0](x)
     assert torch.equal(found.maps[1].values, model.head(x).argmax(-1))
+
+
+@pytest.mark.parametrize("ending", ["npz", "safetensors"])
+def test_a_tuned_lens_translates_the_output_of_each_layer_first(
+    ending: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model, file = Language(nn.LayerNorm(8)).double(), tmp_path / f"tuned.{ending}"
+    translators = [nn.Linear(8, 8, bias=i > 0).double() for i in range(3)]
+    weights = {
+        f"blocks.{i}.{name}": tensor.detach()
+        for i, each in enumerate(translators)
+        for name, tensor in each.named_parameters()
+    }
+    if ending == "npz":
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in weights.items()}
+        np.savez(file, **arrays)
+    else:
+        pytest.importorskip("safetensors.torch").save_file(weights, file)
+    found = lens(model, words(), translators=str(file), target=4)
+    assert found.facts["translators"] == str(file)
+    x = model.embed(words())
+    for i, translate in enumerate(translators):
+        x, _ = model.blocks[i](x)
+        wanted = model.head(model.last(translate(x))).log_softmax(-1)[..., 4]
+        assert close(found.maps[2 * i].values, wanted.detach())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"blocks.0.weigth": np.ones((8, 8))}, r"no 'blocks.0.weight'; did you mean 'blocks.0.wei"),
+        ({"blocks.0.weight": np.ones((8, 9))}, r"shape \[8, 9\] for blocks.0, whose output has 8"),
+        (
+            {"blocks.0.weight": np.ones((8, 8)), "blocks.0.bias": np.ones(7)},
+            r"a bias of shape \[7\] for blocks.0",
+        ),
+    ],
+)
+def test_translators_that_do_not_fit_are_refused(
+    arrays: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "tuned.npz", **arrays)
+    with pytest.raises(ProbeError, match=why):
+        lens(
+            Language(nn.LayerNorm(8)),
+            words(),
+            select="blocks.0",
+            translators=str(tmp_path / "tuned.npz"),
+        )
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.module_tree import named_modules
 from comgra_decl.hooks.probing.copying import CleanCopy
-from comgra_decl.hooks.probing.methods import Drawn, drawn
+from comgra_decl.hooks.probing.methods import drawn
 from comgra_decl.hooks.probing.samples import Samples
-from comgra_decl.hooks.probing.subject import Subject
+from comgra_decl.hooks.probing.subject import Drawn, Subject
 from comgra_decl.spec import load_spec
 
 CLOSE = 1e-6

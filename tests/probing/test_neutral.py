@@ -24,12 +24,14 @@ PICTURES = {
     "line": {"method": "integrated_gradients", "of": "eyes", "points": 2},
     "cam": {"method": "grad_cam", "of": "eyes", "select": {"class": "Conv2d"}, "target": "loss"},
     "guided": {"method": "guided_backprop", "of": "eyes"},
+    "bend": {"method": "hessian", "of": "eyes", "points": 3},
+    "slice": {"method": "loss_slice", "of": "eyes", "points": 3},
 }
 
 
 def probes(mode: str = "eval", name: str = "conv", **spec: Any) -> dict[str, Any]:
     eyes = {"samples": {"count": 4}, "mode": mode, "schedule": {"first": 2, "every": 2}, **spec}
-    possible = [*PICTURES] if name == "conv" else ["saliency", "line"]
+    possible = [*PICTURES] if name == "conv" else ["saliency", "line", "bend", "slice"]
     return {"probes": {"eyes": eyes}, "pictures": {k: PICTURES[k] for k in possible}}
 
 

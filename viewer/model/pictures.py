@@ -16,6 +16,7 @@ from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
 from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
+from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
 
@@ -104,6 +105,7 @@ class Album:
         sample: the selected sample.
         tiles: the samples.
         cards: the pictures of the selected sample.
+        landscapes: the pictures of the whole model.
         cloud: the selected node's cloud, or the reason why there is none.
         likeness: nodes and their CKA, or the reason why there is none.
         confusion: counts by class and predicted class, or the reason why there are none.
@@ -116,6 +118,7 @@ class Album:
     sample: int
     tiles: tuple[Tile, ...] = ()
     cards: tuple[Card, ...] = ()
+    landscapes: tuple[Landscape, ...] = ()
     cloud: Cloud | str = ""
     likeness: Picture | str = ""
     confusion: Picture | str = ""
@@ -160,6 +163,7 @@ def album(view: RunView, at: Selection) -> Album:
         sample,
         tiles,
         _cards(view, type_, step, sample),
+        _landscapes(view, type_, step),
         _cloud(view, type_, step, at.node),
         _computed(view, "likeness", type_, step),
         _computed(view, "confusion", type_, step),
@@ -283,7 +287,7 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             cards.append(Card(f"{name} ({fact['method']})", missing=str(fact["refused"])))
     for slot in slots:
         name = slot.pass_.removeprefix(PICTURE_PREFIX)
-        if name not in extra or slot.role.endswith(LENS_TOKENS):
+        if name not in extra or slot.batch_dim is None or slot.role.endswith(LENS_TOKENS):
             continue
         fact = extra[name]
         try:
@@ -291,10 +295,18 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
         except (ComgraError, IndexError):
             continue
         bound = _bound(view, slot, type_)
-        title = f"{name}: {fact['method']}, {slot.node}"
+        method = str(fact["method"]).rpartition(".")[2]
+        title = f"{name}: {method}, {slot.node}"
         drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
         cards.append(Card(title, drawn, -bound, bound, _note(fact, sample)))
     return tuple(cards)
+
+
+def _landscapes(view: RunView, type_: str, step: int) -> tuple[Landscape, ...]:
+    declared = view.run.picture_facts(step, type=type_)
+    names = [name for name, fact in declared.items() if fact.get("method") in LANDSCAPES]
+    found = (landscape(view, name, type_, step) for name in names)
+    return tuple(each for each in found if each is not None)
 
 
 def _note(fact: dict[str, Any], sample: int) -> str:

@@ -16,6 +16,7 @@ from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Exhibit, Tile, album
 from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.panes.landscapes import landscape_card
 
 _CSS = """
 .gallery, .cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
@@ -32,6 +33,12 @@ _CSS = """
 .card table td, .card table th { font-size: 11px; padding: 2px 5px; text-align: right; }
 .card .wide { max-height: 420px; max-width: 760px; overflow: auto; }
 .card pre { margin: 6px 0 0; max-width: 420px; overflow: auto; }
+.card .curve { display: block; }
+.curve path { fill: none; stroke: #3f6fd8; stroke-width: 1.8; }
+.curve line { stroke: currentColor; stroke-dasharray: 3 3; stroke-opacity: 0.5; }
+.curve text { fill: currentColor; font-size: 10px; }
+.heights { background: linear-gradient(to right, #f4f7fc, #1d4c91); display: inline-block;
+  height: 8px; margin: 0 6px; width: 70px; }
 .ramp { background: linear-gradient(to right, #2463ad, #fff, #d1561f); display: inline-block;
   height: 8px; margin: 0 6px; width: 70px; }
 """
@@ -102,6 +109,7 @@ def _page(found: Album, node: str) -> str:
         return shown + _NO_PROBE
     tiles = "".join(_tile(tile, tile.sample == found.sample) for tile in found.tiles)
     cards = "".join(_card(card) for card in found.cards)
+    cards += "".join(map(landscape_card, found.landscapes))
     cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
     effects = "".join(map(_effects, found.effects))
     cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))

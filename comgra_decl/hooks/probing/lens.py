@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError, did_you_mean
 from comgra_decl.hooks.probing.subject import Subject
+from comgra_decl.hooks.probing.tensor_files import tensors_in_file
 from comgra_decl.hooks.pytree import tensors_in
 
 _HOW = "name it in the picture, as in {}: {}"
@@ -23,6 +25,7 @@ class Lens:
         layers: the paths of the layers.
         norm: the path of the norm; None to find it.
         head: the path of the head; None to find it.
+        translators: the path of a file of affine maps, which make it a tuned lens; None for none.
 
     Attributes:
         norm: the path of the norm; None if the head receives the last layer's output as it is.
@@ -34,7 +37,13 @@ class Lens:
     """
 
     def __init__(
-        self, subject: Subject, layers: Sequence[str], *, norm: str | None, head: str | None
+        self,
+        subject: Subject,
+        layers: Sequence[str],
+        *,
+        norm: str | None,
+        head: str | None,
+        translators: str | None = None,
     ) -> None:
         self._modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
         for key, path in (("norm", norm), ("head", head)):
@@ -59,6 +68,7 @@ class Lens:
         for path in layers:
             if path not in watch.outputs:
                 raise ProbeError(f"{path} was not called, or returns no floating-point tensor")
+        self._maps = {} if translators is None else _translators(translators, watch.outputs)
 
     def predictions(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (path, logits) for each layer in the order of the calls.
@@ -67,7 +77,9 @@ class Lens:
         """
         for path, hidden in self._watch.outputs.items():
             try:
-                seen = hidden if self.norm is None else self._modules[self.norm](hidden)
+                translate = self._maps.get(path)
+                given = hidden if translate is None else F.linear(hidden, *translate)
+                seen = given if self.norm is None else self._modules[self.norm](given)
                 logits = self._modules[self.head](seen)
             except RuntimeError as error:
                 through = " and ".join(filter(None, (self.norm, self.head)))
@@ -76,6 +88,30 @@ class Lens:
                     f"{error}"
                 ) from None
             yield path, logits
+
+
+def _translators(
+    name: str, outputs: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:
+    """Return the weight and bias that translate the output of each layer."""
+    found, maps = tensors_in_file(name), {}
+    for path, output in outputs.items():
+        weight, bias = found.get(f"{path}.weight"), found.get(f"{path}.bias")
+        if weight is None:
+            raise ProbeError(
+                f"{name} has no '{path}.weight'{did_you_mean(f'{path}.weight', found)}; it must "
+                "contain a weight for each selected layer"
+            )
+        size = output.shape[-1]
+        fits = weight.shape == (size, size) and (bias is None or bias.shape == (size,))
+        if not fits:
+            given = "" if bias is None else f" and a bias of shape {list(bias.shape)}"
+            raise ProbeError(
+                f"{name} has a weight of shape {list(weight.shape)}{given} for {path}, whose "
+                f"output has {size} features"
+            )
+        maps[path] = weight.to(output), None if bias is None else bias.to(output)
+    return maps
 
 
 class _Call:

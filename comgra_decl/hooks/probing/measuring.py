@@ -1,9 +1,9 @@
-"""What an intervention changes in the end: one number per sample of a model's output."""
+"""What interventions change and curvatures are of: one number per sample of a model's output."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.nn import functional as F
@@ -12,10 +12,22 @@ from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.probing.passes import parts_of, with_copies
 from comgra_decl.hooks.probing.samples import Samples, call_named, widened
 from comgra_decl.hooks.pytree import tensors_in
-from comgra_decl.spec.interventions import DifferenceMeasure, FunctionMeasure, InterventionSpec
+from comgra_decl.spec.interventions import DifferenceMeasure, FunctionMeasure, Measure
 
 _IGNORED = -100
 """Targets with this number are not part of the loss, as in torch and transformers."""
+
+
+class Measured(Protocol):
+    """The part of a spec that says what is measured."""
+
+    @property
+    def measure(self) -> Measure:
+        """What is measured."""
+
+    @property
+    def position(self) -> int:
+        """The position that is measured."""
 
 
 class Gauge:
@@ -30,7 +42,7 @@ class Gauge:
         ProbeError: outputs of this form cannot be measured this way; the message states why.
     """
 
-    def __init__(self, spec: InterventionSpec, samples: Samples, clean: Any) -> None:
+    def __init__(self, spec: Measured, samples: Samples, clean: Any) -> None:
         self._spec = spec
         self._count = len(samples)
         self._samples = samples
@@ -165,7 +177,7 @@ def _check(scores: torch.Tensor, classes: torch.Tensor) -> None:
         )
 
 
-def _name(spec: InterventionSpec) -> str:
+def _name(spec: Measured) -> str:
     measure = spec.measure
     if isinstance(measure, FunctionMeasure):
         return measure.target

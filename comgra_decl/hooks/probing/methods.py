@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import product
 from math import ceil
 from typing import Any
@@ -14,53 +14,27 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from comgra_decl.errors import ProbeError
-from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.lens import Lens
 from comgra_decl.hooks.probing.samples import widened
-from comgra_decl.hooks.probing.subject import Point, Subject, Tap
+from comgra_decl.hooks.probing.subject import Drawn, Map, Point, Subject, Tap
 from comgra_decl.records import LENS_TOKENS
 from comgra_decl.spec.pictures import (
+    AttributionSpec,
+    CaptumSpec,
     GradCamSpec,
     GuidedBackpropSpec,
     GuidedGradCamSpec,
+    HessianSpec,
     InputXGradientSpec,
     IntegratedGradientsSpec,
     LogitLensSpec,
+    LossSliceSpec,
     OcclusionSpec,
     PictureSpec,
     SaliencySpec,
 )
-from comgra_decl.spec.selectors import is_selected, misses
 
 _UNREACHED = "the model's outputs have no gradient"
-
-
-@dataclass(frozen=True)
-class Map:
-    """One picture of all samples.
-
-    Attributes:
-        node: the module that it belongs to; None for the model's input.
-        role: the role of the tensor in this node.
-        values: [samples, ...].
-    """
-
-    node: str | None
-    role: str
-    values: torch.Tensor
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """The result of a method.
-
-    Attributes:
-        maps: one map, or one for each selected layer.
-        facts: further facts, in the form of `records.PICTURES`.
-    """
-
-    maps: list[Map]
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
@@ -71,11 +45,24 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
     """
     if isinstance(spec, LogitLensSpec):
         return _logit_lens(spec, subject)
+    if isinstance(spec, HessianSpec):
+        from comgra_decl.hooks.probing.curvature import hessian
+
+        return hessian(spec, subject)
+    if isinstance(spec, LossSliceSpec):
+        from comgra_decl.hooks.probing.slices import loss_slice
+
+        return loss_slice(spec, subject)
     classes = subject.classes(spec.target)
-    facts: dict[str, Any] = {"method": spec.method}
+    facts: dict[str, Any] = {"method": str(spec.method)}
     if classes is not None:
         facts["target"] = "loss" if spec.target == "loss" else classes.tolist()
-    result = _METHODS[type(spec)](spec, subject, classes)
+    if isinstance(spec, CaptumSpec):
+        from comgra_decl.hooks.probing.captum_methods import captum_picture
+
+        result = captum_picture(spec, subject, classes)
+    else:
+        result = _METHODS[type(spec)](spec, subject, classes)
     return Drawn(result.maps, {**facts, **result.facts})
 
 
@@ -83,7 +70,7 @@ def _gradient(
     subject: Subject,
     point: Point,
     classes: torch.Tensor | None,
-    spec: PictureSpec,
+    spec: AttributionSpec,
 ) -> torch.Tensor:
     """Return the gradient of the explained numbers with respect to the value at a point."""
     leaf = point.value.detach().clone().requires_grad_()
@@ -185,7 +172,7 @@ def _cams(
     The channels of the layer's output, each weighted with the mean of its gradient, are added up
     (Selvaraju et al. 2017, equations 1 and 2, without the final ReLU).
     """
-    paths = _selected(spec, subject)
+    paths = subject.selected(spec.select)
     tap = Tap(frozenset(paths))
     with torch.enable_grad():
         explained = subject.explained(subject.call(tap=tap), classes, spec.target)
@@ -207,19 +194,15 @@ def _cams(
     return cams
 
 
-def _selected(spec: GradCamSpec | GuidedGradCamSpec | LogitLensSpec, subject: Subject) -> list[str]:
-    modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
-    facts = [facts_of(path, module) for path, module in modules.items()]
-    paths = [each.path for each in facts if is_selected(spec.select, each)]
-    if not paths:
-        why = "; ".join(misses("select", spec.select, facts))
-        raise ProbeError(why or "select: matches no module of the model")
-    return paths
-
-
 def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
     with torch.no_grad():
-        lens = Lens(subject, _selected(spec, subject), norm=spec.norm, head=spec.head)
+        lens = Lens(
+            subject,
+            subject.selected(spec.select),
+            norm=spec.norm,
+            head=spec.head,
+            translators=spec.translators,
+        )
         explained = lens.final.argmax(-1) if spec.target == "top" else int(spec.target)
         maps: list[Map] = []
         for path, logits in lens.predictions():
@@ -232,6 +215,8 @@ def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
             maps.append(Map(path, "output", likely))
             maps.append(Map(path, f"output{LENS_TOKENS}", logits.argmax(-1)))
     facts = {"method": spec.method, "target": spec.target, "norm": lens.norm, "head": lens.head}
+    if spec.translators is not None:
+        facts["translators"] = spec.translators
     return Drawn(maps, facts)
 
 

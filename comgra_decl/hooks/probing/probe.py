@@ -391,13 +391,13 @@ class Probe:
                 result = drawn(picture, subject)
             except Exception as error:
                 reason = reason_of(error)
-                facts[name] = {"method": picture.method, "refused": reason}
+                facts[name] = {"method": str(picture.method), "refused": reason}
                 self._warn(f"there is no picture {name!r}: {reason}")
                 continue
             facts[name] = result.facts
             for each in result.maps:
                 slot = self._own_slot(PICTURE_PREFIX + name, pending, each.node, each.role)
-                self._add(slot, each.values, values=True)
+                self._add(slot, each.values, values=True, per_sample=each.per_sample)
         return facts
 
     def _reading(
@@ -430,9 +430,11 @@ class Probe:
             self._add(slot, made.effects, values=True)
         return made
 
-    def _add(self, slot: Slot, tensor: torch.Tensor, *, values: bool) -> None:
+    def _add(
+        self, slot: Slot, tensor: torch.Tensor, *, values: bool, per_sample: bool = True
+    ) -> None:
         with without_functions():
-            dim = self._capture.batch_dim(tensor, "auto", slot)
+            dim = self._capture.batch_dim(tensor, "auto" if per_sample else None, slot)
             self._capture.add(slot, tensor.detach(), batch_dim=dim, values=values)
 
     def _own_slot(self, pass_: str, pending: Pending, path: str | None, role: str) -> Slot:

@@ -183,8 +183,13 @@ def given_samples(spec: ProbeSpec, device: torch.device, *, warn: Callable[[str]
 
 def call_named(function: BatchFunction | FunctionChange | FunctionMeasure, *arguments: Any) -> Any:
     """Return the result of a function that the spec names, called with its further keys as well."""
-    module, _, name = function.target.rpartition(".")
-    return getattr(import_module(module), name)(*arguments, **(function.model_extra or {}))
+    return imported(function.target)(*arguments, **(function.model_extra or {}))
+
+
+def imported(target: str) -> Any:
+    """Return a function or class that the spec names."""
+    module, _, name = target.rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -94,7 +94,7 @@ def undisturbed() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_outside_of_modes())
         stack.enter_context(_generators_kept(list(cuda)))
-        stack.enter_context(_without_global_hooks())
+        stack.enter_context(without_global_hooks())
         stack.enter_context(_slow_path_of_attention())
         yield
 
@@ -110,7 +110,7 @@ def _outside_of_modes() -> Iterator[None]:
 
 
 @contextmanager
-def _without_global_hooks() -> Iterator[None]:
+def without_global_hooks() -> Iterator[None]:
     """Suspend the global hooks of modules; those registered meanwhile stay."""
     names = [name for name in vars(torch_module) if name.startswith("_global_")]
     tables = [t for name in names if isinstance(t := getattr(torch_module, name), dict)]

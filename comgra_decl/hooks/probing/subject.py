@@ -11,9 +11,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.samples import Samples, widened
 from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.spec.nodes import Selectors
+from comgra_decl.spec.selectors import is_selected, misses
 from comgra_decl.torch_private import torch_pytree
 
 Target = int | str
@@ -79,6 +82,36 @@ class Point:
     place: str = ""
 
 
+@dataclass(frozen=True)
+class Map:
+    """One part of a picture.
+
+    Attributes:
+        node: the path of the module that it belongs to; None for the model's input.
+        role: the role of the tensor in this node.
+        values: [samples, ...]; any shape if it belongs to all samples together.
+        per_sample: whether the first dimension of `values` is that of the samples.
+    """
+
+    node: str | None
+    role: str
+    values: torch.Tensor
+    per_sample: bool = True
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The result of a method.
+
+    Attributes:
+        maps: one map, or one for each selected layer.
+        facts: further facts, in the form of `records.PICTURES`.
+    """
+
+    maps: list[Map]
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
 class Subject:
     """A copy of the model and the samples that go through it.
 
@@ -117,6 +150,37 @@ class Subject:
         elif point is not None and point.node is not None:
             tap = Tap(frozenset({point.node}), replace={point.node: point.value})
         return self.scores_of(self.run(args, kwargs, tap))
+
+    def selected(self, select: Selectors) -> list[str]:
+        """Return the paths of the modules that a picture selects, in the order of the model.
+
+        Raises:
+            ProbeError: there are none; the message states which patterns match nothing.
+        """
+        modules = {self.copy.paths[id(m)]: m for m in self.copy.module.modules()}
+        facts = [facts_of(path, module) for path, module in modules.items()]
+        paths = [each.path for each in facts if is_selected(select, each)]
+        if not paths:
+            why = "; ".join(misses("select", select, facts))
+            raise ProbeError(why or "select: matches no module of the model")
+        return paths
+
+    def trained(self, select: Selectors) -> list[nn.Parameter]:
+        """Return the parameters that require a gradient: all, or those of the selected modules.
+
+        Raises:
+            ProbeError: there are none.
+        """
+        of = [*self.copy.module.modules()]
+        if select:
+            paths = {*self.selected(select)}
+            of = [module for module in of if self.copy.paths[id(module)] in paths]
+        found = {id(p): p for module in of for p in module.parameters(recurse=False)}
+        parameters = [p for p in found.values() if p.requires_grad]
+        if not parameters:
+            whose = "the selected modules have no parameters of their own" if select else ""
+            raise ProbeError(f"{whose or 'the model has no parameters'} that require a gradient")
+        return parameters
 
     def scores_of(self, output: Any) -> torch.Tensor:
         """Return the tensor in an output that contains one number per sample, or one per class.

@@ -1,0 +1,116 @@
+"""Slices through a loss: its value along one or two directions in the space of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+
+import numpy as np
+import torch
+from torch import nn
+
+from comgra_decl.errors import ProbeError, did_you_mean
+from comgra_decl.hooks.probing.loading import named_tensors
+from comgra_decl.hooks.probing.measuring import Gauge
+from comgra_decl.hooks.probing.subject import Drawn, Map, Subject
+from comgra_decl.hooks.probing.tensor_files import tensors_in_file
+from comgra_decl.records import SLICE
+from comgra_decl.spec.pictures import LossSliceSpec, TowardsFile
+
+_SEED = 0
+
+Direction = Sequence[torch.Tensor]
+"""One tensor for each parameter."""
+
+
+def loss_slice(spec: LossSliceSpec, subject: Subject) -> Drawn:
+    """Return the mean loss of the samples on a line or a grid around the parameters.
+
+    Raises:
+        ProbeError: the loss is unknown, or a direction does not fit; the message states why.
+    """
+    parameters = subject.trained(spec.select)
+    random = torch.Generator().manual_seed(_SEED)
+    directions = [
+        _towards(each, subject, parameters)
+        if isinstance(each, TowardsFile)
+        else _random(parameters, random)
+        for each in spec.directions
+    ]
+    line = np.linspace(-spec.reach, spec.reach, spec.points)
+    line[spec.points // 2] = 0.0  # exactly the step's parameters
+    sizes = [spec.points] * len(directions)
+    losses = np.full(sizes, np.nan)
+    args, kwargs = subject.samples.to(subject.copy.device)
+    with torch.no_grad():
+        gauge = Gauge(spec, subject.samples, subject.run(args, kwargs, None))
+        for place in product(*map(range, sizes)):
+            with _moved(parameters, directions, [float(line[i]) for i in place]):
+                args, kwargs = subject.samples.to(subject.copy.device)
+                losses[place] = float(gauge(subject.run(args, kwargs, None))[0].mean())
+    named = [d.to if isinstance(d, TowardsFile) else d for d in spec.directions]
+    facts = {
+        "method": spec.method,
+        "measure": gauge.name,
+        "directions": named,
+        "coordinates": line.tolist(),
+        "value": float(losses[tuple(n // 2 for n in sizes)]),
+    }
+    return Drawn([Map("", SLICE, torch.from_numpy(losses), per_sample=False)], facts)
+
+
+def _random(parameters: Sequence[nn.Parameter], random: torch.Generator) -> list[torch.Tensor]:
+    """Return a random direction in which each filter is as long as that of the parameter.
+
+    Filters are the slices along the first dimension. Parameters with one dimension, such as biases
+    and the weights of norms, stay as they are (Li et al. 2018, section 4 and appendix).
+    """
+    found = []
+    for parameter in parameters:
+        drawn = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
+        if parameter.dim() < 2:
+            drawn = torch.zeros_like(drawn)
+        else:
+            size = parameter.detach().double().cpu().flatten(1).norm(dim=1)
+            scale = size / drawn.flatten(1).norm(dim=1).clamp(min=1e-300)
+            drawn = drawn * scale.reshape(-1, *[1] * (drawn.dim() - 1))
+        found.append(drawn.to(parameter.device, parameter.dtype))
+    return found
+
+
+def _towards(
+    spec: TowardsFile, subject: Subject, parameters: Sequence[nn.Parameter]
+) -> list[torch.Tensor]:
+    """Return the direction to the parameters in a file, which are at 1."""
+    given = tensors_in_file(spec.to)
+    named = list(named_tensors(subject.copy.module))
+    found = []
+    for parameter in parameters:
+        own = [name for name, tensor, _ in named if tensor is parameter]
+        name = next((name for name in own if name in given), None)
+        if name is None:
+            raise ProbeError(f"{spec.to} has no {own[0]!r}{did_you_mean(own[0], given)}")
+        if given[name].shape != parameter.shape:
+            raise ProbeError(
+                f"{name!r} has the shape {list(given[name].shape)} in {spec.to}, but "
+                f"{list(parameter.shape)} in the model"
+            )
+        found.append(given[name].to(parameter.device, parameter.dtype) - parameter.detach())
+    return found
+
+
+@contextmanager
+def _moved(
+    parameters: Sequence[nn.Parameter], directions: Sequence[Direction], place: Sequence[float]
+) -> Iterator[None]:
+    """Move the parameters, in place, because they may be tied or cached; then restore them."""
+    saved = [p.detach().clone() for p in parameters]
+    try:
+        for direction, far in zip(directions, place, strict=True):
+            for parameter, along in zip(parameters, direction, strict=True):
+                parameter.detach().add_(along, alpha=far)
+        yield
+    finally:
+        for parameter, content in zip(parameters, saved, strict=True):
+            parameter.detach().copy_(content)

@@ -1,0 +1,119 @@
+"""Pictures that belong to the whole model: the curvature of a loss, and slices through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.errors import ComgraError
+from comgra_decl.pictures.curvature import density
+from comgra_decl.query import Picture
+from comgra_decl.viewer.model.numbers import count, number
+from comgra_decl.viewer.model.runview import RunView
+
+LANDSCAPES = ("hessian", "loss_slice")
+"""Methods whose pictures belong to the whole model."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A line to draw.
+
+    Attributes:
+        name: what it shows.
+        x: the places, ascending.
+        y: the values; not finite where something is missing.
+        low: the lowest value of all steps.
+        high: the highest value of all steps.
+        marked: the place to mark; None for none.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: float
+    high: float
+    marked: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Landscape:
+    """A picture of the whole model at a step.
+
+    Attributes:
+        title: the name of the picture and its method.
+        curves: lines to draw.
+        grid: [points, points], losses on a grid; None if it is a line.
+        low: the lowest value of the grid at all steps.
+        high: the highest one.
+        notes: further facts, one sentence each.
+    """
+
+    title: str
+    curves: tuple[Curve, ...] = ()
+    grid: Floats | None = field(default=None, compare=False)
+    low: float = 0.0
+    high: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def landscape(view: RunView, name: str, type_: str, step: int) -> Landscape | None:
+    """Return a recorded picture at a step; None if it was not made then."""
+    try:
+        found = view.now(("landscape", name, type_), lambda: view.run.picture(name))
+        if step not in found.labels["step"]:
+            return None
+        facts = view.ever(("landscape", name, step), lambda: view.run.picture(name, step).facts)
+    except ComgraError:
+        return None
+    now = Picture(name, found.values, found.axes, found.node, step, found.labels, facts)
+    if facts.get("method") == "hessian":
+        return _curvature(now, step)
+    return _slice(now, step)
+
+
+def _curvature(found: Picture, step: int) -> Landscape:
+    steps, ranks = found.labels["step"], found.labels["eigenvalue"]
+    largest = found.values[:, 0]
+    over = Curve("largest eigenvalue by step", steps, largest.tolist(), *_ends(largest), step)
+    facts, curves = found.facts, [over]
+    if "nodes" in facts and "weights" in facts:
+        at, values = density(facts["nodes"], facts["weights"])
+        curves.append(
+            Curve("density of eigenvalues", at.tolist(), values.tolist(), 0.0, float(values.max()))
+        )
+    row = found.values[steps.index(step)].tolist()
+    ends = ", ".join(
+        f"{rank}: {number(value, digits=4)}" for rank, value in zip(ranks, row, strict=True)
+    )
+    error = facts.get("trace_error")
+    spread = "" if error is None else f" ± {number(error, digits=2)}"
+    trace = f"trace {number(facts.get('trace', np.nan), digits=4)}{spread}"
+    notes = [f"eigenvalues {ends}", f"{trace}, {count(facts.get('parameters', 0))} parameters"]
+    residual = float(np.max(facts.get("residuals", 0.0)))
+    if residual > 1e-3 * abs(row[0]):
+        notes.append(f"accurate to {number(residual, digits=2)}; use more points")
+    return Landscape(f"{found.name}: hessian", tuple(curves), notes=tuple(notes))
+
+
+def _slice(found: Picture, step: int) -> Landscape:
+    values = found.values[found.labels["step"].index(step)]
+    coordinates = found.facts.get("coordinates", [])
+    low, high = _ends(found.values)
+    title = f"{found.name}: loss_slice"
+    names = " and ".join(map(str, found.facts.get("directions", [])))
+    notes = (f"directions: {names}", f"loss {number(found.facts.get('value', np.nan), digits=4)}")
+    if values.ndim == 2:
+        return Landscape(title, (), values, low, high, notes)
+    curve = Curve("loss along the direction", coordinates, values.tolist(), low, high, 0.0)
+    return Landscape(title, (curve,), notes=notes)
+
+
+def _ends(values: Floats) -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
