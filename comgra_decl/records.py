@@ -438,6 +438,8 @@ INTERVENTION = "intervention"
   "changed" (how many elements differ afterwards) and "largest" (the largest difference).
 - "axes": the names of the swept axes. "places": for each swept module, its node and, for each axis
   after "node", the swept parts. The places are all combinations, in order.
+- "into", if the change reaches only receivers: the same for them. There is a place for each pair.
+  "received": what the receivers received, with the keys of an entry of "changes".
 - "measure": what was measured. "clean", "baseline": the measure of each sample in the unchanged
   pass, and in the pass with the changes of `first`. Missing if it cannot be measured, in which case
   "unmeasured" is the reason.
