@@ -51,6 +51,10 @@ class Effects:
             )
         return dict(self._snapshot.view.extra(records[at])[INTERVENTION])
 
+    def last(self, name: str) -> int:
+        """Return the last step at which an intervention has a record."""
+        return max(self._records(name))
+
     def table(self, name: str, step: int | None, *, share: bool) -> pd.DataFrame:
         """Return the effects; see `Run.effects`."""
         records = self._records(name)

@@ -21,6 +21,7 @@ from .arrays import Arrays
 from .between import Between
 from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
+from .circuits import Circuit, circuit_of
 from .display import from_viewer
 from .effects import Effects, induction_table
 from .measured import memory_table, profile_steps, profile_table
@@ -696,6 +697,38 @@ class Run(RunFacts):
             UnknownNameError: there is no such intervention or record.
         """
         return Effects(self._snapshot).facts(intervention, step)
+
+    def circuit(
+        self,
+        intervention: str,
+        step: int | None = None,
+        *,
+        above: float = 0.0,
+        strongest: int | None = None,
+    ) -> Circuit:
+        """Return the strongest paths of an intervention as a graph.
+
+            >>> circuit = run.circuit("edges", strongest=20)
+            >>> circuit.links[0]
+            Link(source='blocks.0.attn', sink='blocks.1.attn', effect=0.312, error=0.041)
+
+        The intervention needs receivers in `into`, and a sweep over `node` and `into`; its effects
+        may be real or estimated. `export_run` writes the graph to a file.
+
+        Args:
+            intervention: one of `interventions`.
+            step: the step; None: the last.
+            above: paths are omitted unless the magnitude of their mean effect is larger.
+            strongest: the largest number of paths; None: all.
+
+        Raises:
+            UnknownNameError: there is no such intervention or step, nothing was measured, or the
+                intervention has no paths; the message gives the reason.
+        """
+        effects = Effects(self._snapshot)
+        at = effects.last(intervention) if step is None else step
+        table, facts = effects.table(intervention, at, share=False), effects.facts(intervention, at)
+        return circuit_of(intervention, at, table, facts, above=above, strongest=strongest)
 
     def induction(self, step: int | None = None, *, type: str | None = None) -> pd.DataFrame:
         """Return how much each attention head attends to what followed the same token before.

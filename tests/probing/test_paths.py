@@ -62,8 +62,9 @@ class ByHand:
     """The transformer's residual stream, written out."""
 
     def __init__(self, model: Language) -> None:
-        self.model = model
-        self.b0, self.b1 = model.blocks
+        self.model: Any = model
+        self.b0: Any = self.model.blocks[0]
+        self.b1: Any = self.model.blocks[1]
         self.inputs: dict[str, Tensor] = {}
 
         def keep(path: str) -> Callable[[Tensor], Tensor]:
@@ -140,7 +141,7 @@ def test_each_head_reaches_each_reader_of_the_stream(
     with torch.no_grad():
         base = loss_of(hand.through("head"), TOKENS_IN)
         for _, path, head, reader in places:
-            found = samples_of(table.loc[(0, path, head, reader)].to_frame().T)[0]
+            found = samples_of(table.loc[[(0, path, head, reader)]])[0]
             layer = OUT.index(path)
             if reader in EARLIER[layer]:
                 assert not found.any()
@@ -206,14 +207,14 @@ def test_positions_on_both_sides_and_another_measure(model: Language, tmp_path: 
 
     with torch.no_grad():
         stream = hand.e + hand.a0 + hand.m0
-        for (_, reads, writes), row in table.iterrows():  # type: ignore[misc]
+        for i, (_, reads, writes) in enumerate(table.index.to_list()):
             changed = stream.clone()
             if reads == writes:
                 changed[:, reads] = (hand.e + hand.m0)[:, reads]
             a1 = hand.b1.attn(hand.b1.norm(changed))
             m1 = hand.b1.mlp(stream + a1)
             wanted = measured(hand.model.head(stream + a1 + m1)) - measured(hand.through("head"))
-            np.testing.assert_allclose(row[[*range(COUNT)]], wanted.numpy(), rtol=0, atol=1e-6)
+            np.testing.assert_allclose(samples_of(table)[i], wanted.numpy(), rtol=0, atol=1e-6)
             assert (np.abs(wanted.numpy()).max() > 1e-5) == (reads == writes and reads < 3)
 
 
@@ -264,14 +265,15 @@ def test_other_changes_come_first_on_all_ways(model: Language, tmp_path: Path) -
     found = samples_of(recorded(tmp_path, model, {"one": declared}).effects("one", 0))
     with torch.no_grad():
         e = hand.e.mean(0, keepdim=True).expand_as(hand.e)
-        held: list[Tensor] = []
-        with hooked(hand.model, [("blocks.0.attn.out", "input", lambda x: held.append(x) or x)]):
+        held: dict[str, Tensor] = {}
+        keep = ("blocks.0.attn.out", "input", lambda x: held.setdefault("z", x))
+        with hooked(hand.model, [keep]):
             a0 = hand.b0.attn(hand.b0.norm(e))
         m0 = hand.b0.mlp(e + a0)
         a1 = hand.b1.attn(hand.b1.norm(e + a0 + m0))
         base = loss_of(hand.model.head(e + a0 + m0 + a1), TOKENS_IN)
         for head in range(HEADS):
-            z, columns = held[0].clone(), slice(head * PER_HEAD, (head + 1) * PER_HEAD)
+            z, columns = held["z"].clone(), slice(head * PER_HEAD, (head + 1) * PER_HEAD)
             z[..., columns] = hand.inputs[OUT[0]][..., columns]
             logits = hand.model.head(e + hand.b0.attn.out(z) + m0 + a1)
             wanted = (loss_of(logits, TOKENS_IN) - base).numpy()
