@@ -73,7 +73,7 @@ class ByHand:
         with hooked(model, [(path, "input", keep(path)) for path in OUT]), torch.no_grad():
             model(TOKENS_IN)
         with torch.no_grad():
-            self.e = model.embed(TOKENS_IN)
+            self.e: Tensor = self.model.embed(TOKENS_IN)
             self.a0 = self.b0.attn(self.b0.norm(self.e))
             self.m0 = self.b0.mlp(self.e + self.a0)
             self.a1 = self.b1.attn(self.b1.norm(self.e + self.a0 + self.m0))
