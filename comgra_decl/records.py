@@ -411,7 +411,8 @@ PICTURES = "pictures"
 """Fact stored in a probe's record: for each picture by name, a dict with "method" and "target" (the
 class that each sample's picture explains, or "loss"), and, for integrated gradients, "gap" (the
 completeness gap of each sample), or, for a logit lens, "norm" and "head" (their paths; "norm" may
-be None). "refused" is the reason why there is no picture."""
+be None), or, for a token, "position", "score" ("logit" or "log_probability") and, for a contrast,
+"rather_than" (the other token of each sample). "refused" is the reason why there is no picture."""
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),

@@ -143,7 +143,7 @@ def induction_table(snapshot: Snapshot, step: int | None, type_: str | None) -> 
         at = int(snapshot.steps[record])
         if step is not None and at != step:
             continue
-        read = _tokens(snapshot, record)
+        read = tokens_of(snapshot, record)
         for slot in patterns:
             weights = snapshot.view.value(record, slot.id)
             if weights is None or weights.shape[-1] != weights.shape[-2]:
@@ -172,7 +172,7 @@ def _is_attention(slot: SlotInfo) -> bool:
     return names[-2:] == ("query", "key")
 
 
-def _tokens(snapshot: Snapshot, record: int) -> dict[int, NDArray[Any]]:
+def tokens_of(snapshot: Snapshot, record: int) -> dict[int, NDArray[Any]]:
     """Return the recorded token inputs, [samples, positions], by their number of positions."""
     found: dict[int, NDArray[Any]] = {}
     for slot in snapshot.view.slots:

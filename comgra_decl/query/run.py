@@ -13,17 +13,19 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import AUTOMATIC, MEMORY, PROFILE, Structure
+from comgra_decl.spec.probes import probe_type
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
 from . import arrays, between, derived, graphs, statistics
 from .arrays import Arrays
+from .attributions import Spans, attribution_table
 from .between import Between
 from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
 from .circuits import Circuit, circuit_of
 from .display import from_viewer
-from .effects import Effects, induction_table
+from .effects import Effects, induction_table, tokens_of
 from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
@@ -589,6 +591,43 @@ class Run(RunFacts):
                 the data that it requires; the message gives the reason or says what to declare.
         """
         return Pictures(self, self._snapshot, type).named(name, step, node)
+
+    def token_attributions(
+        self, name: str, step: int | None = None, *, by: str = "sum", spans: Spans | None = None
+    ) -> pd.DataFrame:
+        """Return one number for each token of the input of a language model, from a picture.
+
+            >>> run.token_attributions("why", 400).loc[0]
+                     token     value
+            position
+            0          the  0.012381
+            1          cat  0.341702
+
+        Args:
+            name: a declared picture of a model whose input is tokens.
+            step: the step; None: the last.
+            by: how the numbers of a token's embedding become one: their "sum", their norm "l2", or
+                the sum of their magnitudes "abs". Pictures with one number per token ignore it.
+            spans: named spans, such as `{"question": (0, 5), "answer": (5, 9)}`; the last position
+                of a span is not part of it.
+
+        Returns:
+            One row per sample and position with "token" and "value". The token is text if the spec
+            has `tokens`, and otherwise a number; it is missing if the input was not recorded. With
+            `spans`, one row per sample, and the sum of each span as a column.
+
+        Raises:
+            UnknownNameError: there is no such picture, reduction or span, or the picture has no
+                number for each token.
+        """
+        picture = self.picture(name, step)
+        if picture.step is None or name not in self.spec.pictures:
+            raise UnknownNameError(f"the picture {name!r} has no number for each token.")
+        type_ = probe_type(self.spec.pictures[name].of)
+        record = self._snapshot.record(picture.step, type_)
+        size = picture.values.shape[1] if picture.values.ndim > 1 else 0
+        tokens = tokens_of(self._snapshot, record).get(size)
+        return attribution_table(picture, tokens, self.tokens, by=by, spans=spans)
 
     def picture_facts(self, step: int, *, type: str | None = None) -> dict[str, dict[str, Any]]:
         """Return the facts about the pictures that a probe created at a step, by name.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -62,9 +62,8 @@ class ByHand:
     """The transformer's residual stream, written out."""
 
     def __init__(self, model: Language) -> None:
-        self.model: Any = model
-        self.b0: Any = self.model.blocks[0]
-        self.b1: Any = self.model.blocks[1]
+        self.model = cast(Any, model)
+        self.b0, self.b1 = self.model.blocks
         self.inputs: dict[str, Tensor] = {}
 
         def keep(path: str) -> Callable[[Tensor], Tensor]:
@@ -74,10 +73,10 @@ class ByHand:
             model(TOKENS_IN)
         with torch.no_grad():
             self.e: Tensor = self.model.embed(TOKENS_IN)
-            self.a0 = self.b0.attn(self.b0.norm(self.e))
-            self.m0 = self.b0.mlp(self.e + self.a0)
-            self.a1 = self.b1.attn(self.b1.norm(self.e + self.a0 + self.m0))
-            self.m1 = self.b1.mlp(self.e + self.a0 + self.m0 + self.a1)
+            self.a0: Tensor = self.b0.attn(self.b0.norm(self.e))
+            self.m0: Tensor = self.b0.mlp(self.e + self.a0)
+            self.a1: Tensor = self.b1.attn(self.b1.norm(self.e + self.a0 + self.m0))
+            self.m1: Tensor = self.b1.mlp(self.e + self.a0 + self.m0 + self.a1)
 
     def head_output(self, layer: int, head: int, amount: float | Tensor) -> Tensor:
         """Return the attention's output if a head moves towards the next sample's value."""

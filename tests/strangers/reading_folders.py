@@ -59,6 +59,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
     def measured() -> None:
         reads: list[Callable[[], Any]] = [run.profile, run.memory, run.induction]
         reads += [partial(run.circuit, name) for name in run.interventions]
+        reads += [partial(run.token_attributions, name) for name in run.spec.pictures]
         for read in reads:
             with contextlib.suppress(UnknownNameError):  # most runs have none
                 read()
@@ -67,6 +68,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "profile": measured,
         "memory": measured,
         "induction": measured,
+        "token_attributions": measured,
         "circuit": measured,
         "slot": lambda: [slot(), slot().samples("mean")],
         "series": lambda: [run.series(node), slot().series("mean")],

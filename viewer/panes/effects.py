@@ -76,19 +76,24 @@ def effects_card(table: EffectTable, chosen: str) -> str:
 
 
 def _cell(value: float, most: float, token: str, place: str, *, first: bool, chosen: str) -> str:
-    """Return a cell from blue for the lowest value through white to orange for the highest."""
+    """Return a cell that opens its place."""
     if value != value:  # NaN
         return f"<td>{MISSING}</td>"
-    share = round(100 * min(abs(value) / most, 1.0)) if most else 0
-    end, dark = (_LOW, 60) if value < 0 else (_HIGH, 90)
-    colour = f"color-mix(in srgb, {end} {share}%, #fff)"
-    text = "#fff" if share > dark else "#111"
+    style = shaded(value / most if most else 0.0)
     selected = ' aria-selected="true"' if token == chosen else ""
     stop = 0 if first else -1  # arrow keys reach the others
     return (
-        f'<td style="background:{colour};color:{text}" tabindex="{stop}" title="{_e(place)}"'
+        f'<td style="{style}" tabindex="{stop}" title="{_e(place)}"'
         f'{selected} data-send="{_raw(token)}">{value:.2g}</td>'
     )
+
+
+def shaded(share: float) -> str:
+    """Return the style from blue for -1 through white to orange for 1."""
+    amount = round(100 * min(abs(share), 1.0))
+    end, dark = (_LOW, 60) if share < 0 else (_HIGH, 90)
+    text = "#fff" if amount > dark else "#111"
+    return f"background:color-mix(in srgb, {end} {amount}%, #fff);color:{text}"
 
 
 def place_card(found: PlaceEffects) -> str:

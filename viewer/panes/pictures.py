@@ -18,7 +18,13 @@ from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Exhibit, Tile,
 from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
-from comgra_decl.viewer.panes.effects import circuit_card, effects_card, place_card, tokens
+from comgra_decl.viewer.panes.effects import (
+    circuit_card,
+    effects_card,
+    place_card,
+    shaded,
+    tokens,
+)
 
 _CSS = """
 .gallery, .cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
@@ -35,6 +41,8 @@ _CSS = """
 .card table td, .card table th { font-size: 11px; padding: 2px 5px; text-align: right; }
 .card .wide { max-height: 420px; max-width: 760px; overflow: auto; }
 .card pre { margin: 6px 0 0; max-width: 420px; overflow: auto; }
+.words { display: flex; flex-wrap: wrap; gap: 2px; max-width: 420px; }
+.words span { border-radius: 3px; padding: 1px 4px; white-space: pre; }
 .ramp { background: linear-gradient(to right, #2463ad, #fff, #d1561f); display: inline-block;
   height: 8px; margin: 0 6px; width: 70px; }
 """
@@ -175,10 +183,26 @@ def _card(card: Card) -> str:
         return _missing(card.title, card.missing)
     ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
     note = f"<p>{_e(card.note)}</p>" if card.note else ""
+    if card.words:
+        text = "".join(
+            _word(word, share, share * card.high)
+            for word, share in zip(card.words, card.shares, strict=True)
+        )
+        return (
+            f'<div class="card"><h3>{_e(card.title)}</h3><div class="words">{text}</div>'
+            f"<p>{ramp}</p>{note}</div>"
+        )
     return (
         f'<div class="card"><h3>{_e(card.title)}</h3>'
         f'<img src="{card.image}" alt="{_e(card.title)}"><p>{ramp}</p>{note}</div>'
     )
+
+
+def _word(word: str, share: float, value: float) -> str:
+    """Return a token, shaded by its number."""
+    if share != share:  # NaN
+        return f'<span title="not defined">{_e(word)}</span> '
+    return f'<span style="{shaded(share)}" title="{number(value, digits=3)}">{_e(word)}</span> '
 
 
 def _missing(title: str, why: str) -> str:

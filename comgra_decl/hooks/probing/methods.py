@@ -20,6 +20,8 @@ from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Point, Subject, Tap
 from comgra_decl.records import LENS_TOKENS
 from comgra_decl.spec.pictures import (
+    AttentionRolloutSpec,
+    AttributionSpec,
     GradCamSpec,
     GuidedBackpropSpec,
     GuidedGradCamSpec,
@@ -29,6 +31,8 @@ from comgra_decl.spec.pictures import (
     OcclusionSpec,
     PictureSpec,
     SaliencySpec,
+    TokenBaseline,
+    TokenTarget,
 )
 from comgra_decl.spec.selectors import is_selected, misses
 
@@ -71,19 +75,34 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
     """
     if isinstance(spec, LogitLensSpec):
         return _logit_lens(spec, subject)
-    classes = subject.classes(spec.target)
+    if isinstance(spec, AttentionRolloutSpec):
+        from comgra_decl.hooks.probing.language import attention_rollout
+
+        return _rolled(spec, subject, attention_rollout(spec, subject))
     facts: dict[str, Any] = {"method": spec.method}
+    if isinstance(spec.target, TokenTarget):
+        from comgra_decl.hooks.probing.language import TokenSubject
+
+        subject = TokenSubject(subject, spec.target)
+    classes = subject.classes(spec.target)
+    facts |= subject.facts
     if classes is not None:
         facts["target"] = "loss" if spec.target == "loss" else classes.tolist()
     result = _METHODS[type(spec)](spec, subject, classes)
     return Drawn(result.maps, {**facts, **result.facts})
 
 
+def _rolled(spec: AttentionRolloutSpec, subject: Subject, values: torch.Tensor) -> Drawn:
+    point = subject.point()
+    facts = {"method": spec.method, "position": spec.position}
+    return Drawn([Map(point.node, point.role, values)], facts)
+
+
 def _gradient(
     subject: Subject,
     point: Point,
     classes: torch.Tensor | None,
-    spec: PictureSpec,
+    spec: AttributionSpec,
 ) -> torch.Tensor:
     """Return the gradient of the explained numbers with respect to the value at a point."""
     leaf = point.value.detach().clone().requires_grad_()
@@ -240,10 +259,11 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
     point = subject.point()
     value, dims = point.value, len(spec.window)
     if point.node is not None:
-        raise ProbeError(
-            "occlusion covers parts of the input, but this model's input is tokens. Use another "
-            "method, such as integrated_gradients, which explains the output of an embedding"
-        )
+        from comgra_decl.hooks.probing.language import covered_tokens
+
+        return Drawn([Map(point.node, point.role, covered_tokens(spec, subject, point, classes))])
+    if isinstance(spec.baseline, TokenBaseline):
+        raise ProbeError("baseline: {token: ...} needs tokens, but the input is numbers")
     if value.dim() < dims + 1:
         raise ProbeError(
             f"occlusion with a window of {spec.window} needs a floating-point input with at least "
