@@ -413,6 +413,8 @@ PICTURES = "pictures"
 - "target": the class that each sample's picture explains, or "loss". "gap": the completeness gap of
   each sample, for integrated gradients. "norm" (may be None) and "head": their paths, for a logit
   lens; "translators": the file that makes it a tuned one.
+- For a token: "position", "score" ("logit" or "log_probability") and, for a contrast, "rather_than"
+  (the other token of each sample).
 - For a Hessian: "measure" (what is averaged), "value" (its mean), "parameters" (their number),
   "trace" and "trace_error" (its standard error; None with one random vector).
 - For a slice through a loss: "measure", "value" (at the step's own parameters), "directions" (their
@@ -454,6 +456,8 @@ INTERVENTION = "intervention"
   "changed" (how many elements differ afterwards) and "largest" (the largest difference).
 - "axes": the names of the swept axes. "places": for each swept module, its node and, for each axis
   after "node", the swept parts. The places are all combinations, in order.
+- "into", if the change reaches only receivers: the same for them. There is a place for each pair.
+  "received": what the receivers received, with the keys of an entry of "changes".
 - "measure": what was measured. "clean", "baseline": the measure of each sample in the unchanged
   pass, and in the pass with the changes of `first`. Missing if it cannot be measured, in which case
   "unmeasured" is the reason.

@@ -17,7 +17,7 @@ from comgra_decl.sinks import Selection
 from comgra_decl.spec.globs import matches
 
 if TYPE_CHECKING:
-    from comgra_decl.query import Run
+    from comgra_decl.query import Circuit, Run
     from comgra_decl.query.chunks import Chunk
 
 Progress = Callable[[str, int, int], None]
@@ -26,12 +26,21 @@ KEYS = ("node", "role", "iteration", "pass")
 
 
 class Content:
-    """Content of a run, optionally limited to nodes that match a pattern."""
+    """Content of a run, optionally limited to nodes that match a pattern.
+
+    A circuit replaces the graph.
+    """
 
     def __init__(
-        self, run: Run, *, selection: Selection | None = None, progress: Progress | None = None
+        self,
+        run: Run,
+        *,
+        selection: Selection | None = None,
+        circuit: Circuit | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.run = run
+        self.circuit = circuit
         self.selection = selection = selection or Selection()
         self._progress = progress
         self.records = run.records

@@ -17,7 +17,7 @@ from comgra_decl.store.drafts import drafted
 from .content import Content
 
 if TYPE_CHECKING:
-    from comgra_decl.query import Run
+    from comgra_decl.query import Circuit, Run
 
 FORMATS: Mapping[str, str] = {
     "parquet": "a folder of Parquet tables (needs the 'parquet' extra)",
@@ -34,6 +34,9 @@ FORMATS: Mapping[str, str] = {
 }
 """The formats and their descriptions."""
 
+CIRCUITS = ("graphml", "json", "dot", "mermaid")
+"""The formats that can contain a circuit."""
+
 Progress = Callable[[str, int, int], None]
 
 
@@ -44,6 +47,7 @@ def export_run(
     *,
     nodes: str | None = None,
     selection: Selection | None = None,
+    circuit: Circuit | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Export a run to a format that other programs read.
@@ -55,13 +59,15 @@ def export_run(
         nodes: the pattern of nodes to export, as in a spec: `blocks.*`, `**.attention`.
         selection: the series to export to TensorBoard, instead of `nodes`; other formats use only
             its `nodes`.
+        circuit: a graph of paths from `Run.circuit`, instead of the recorded graph.
         progress: called with the current action, the amount done, and the total.
 
     Returns:
         The path written.
 
     Raises:
-        UnknownNameError: the format does not exist, or no node matches the pattern.
+        UnknownNameError: the format does not exist, or cannot contain a circuit, or no node matches
+            the pattern.
         PatternError: the pattern is invalid.
         SelectionError: the format is for a limited number of series, and more are selected.
         MissingPackageError: the format needs a missing package; the message names the extra.
@@ -72,9 +78,13 @@ def export_run(
             f"there is no format {shown(format_)}{did_you_mean(format_, FORMATS) or '.'} "
             f"Choose one of {', '.join(FORMATS)}."
         )
+    if circuit is not None and format_ not in CIRCUITS:
+        raise UnknownNameError(
+            f"a circuit cannot be exported as {format_}; choose one of {', '.join(CIRCUITS)}."
+        )
     write = _writer(format_)
     selection = selection or Selection(nodes)
-    content = Content(run, selection=selection, progress=progress)
+    content = Content(run, selection=selection, circuit=circuit, progress=progress)
     place = location(to)
     if isinstance(place, Remote):
         raise StoreError(f"an export is a file or a folder; it cannot be written to {str(place)!r}")

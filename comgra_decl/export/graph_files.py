@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import UnknownNameError, needed
-from comgra_decl.query import Run
+from comgra_decl.query import Circuit, Run
 from comgra_decl.sinks import Graph
-from comgra_decl.sinks.graph import Node, plain
+from comgra_decl.sinks.graph import Edge, Node, plain
 
 from .content import Content
 from .forwarding import graph_in
@@ -32,6 +32,7 @@ _COLOURS = {
     "loss": "#f6d0c4",
 }
 _OTHER = "#dbe6f4"
+_NEGATIVE, _POSITIVE = "#2463ad", "#d1561f"
 
 Statistics = Mapping[str, dict[str, float]]
 """The statistics of each node's output at the last step, such as "forward.std", by node."""
@@ -106,7 +107,8 @@ def write_graphml(content: Content, to: Path) -> None:
         facts |= {f"parameter.{role}": _shape(shape) for role, shape in node.attributes.items()}
         found.add_node(node.name, **facts, **statistics.get(node.name, {}))
     for edge in graph.edges:
-        found.add_edge(edge.source, edge.sink, gradient=edge.gradient)
+        effect = {} if edge.effect is None else {"effect": edge.effect}
+        found.add_edge(edge.source, edge.sink, gradient=edge.gradient, **effect)
     networkx.write_graphml_xml(found, str(to))
 
 
@@ -131,9 +133,19 @@ def write_dot(content: Content, to: Path) -> None:
         colour = _COLOURS.get(node.kind, _OTHER)
         lines.append(f'  "{_dot(node.name)}" [label="{label}" fillcolor="{colour}"];')
     for edge in graph.edges:
-        style = "" if edge.gradient else " [style=dashed]"
+        style = _dot_style(edge, graph)
         lines.append(f'  "{_dot(edge.source)}" -> "{_dot(edge.sink)}"{style};')
     to.write_text("\n".join([*lines, "}"]) + "\n", encoding="utf-8")
+
+
+def _dot_style(edge: Edge, graph: Graph) -> str:
+    """Return the attributes of an edge; an effect has a width, and a colour for its sign."""
+    if edge.effect is None:
+        return "" if edge.gradient else " [style=dashed]"
+    most = max(abs(each.effect) for each in graph.edges if each.effect is not None) or 1.0
+    width = 0.5 + 4.5 * abs(edge.effect) / most
+    colour = _NEGATIVE if edge.effect < 0 else _POSITIVE
+    return f' [label="{edge.effect:.3g}" penwidth={width:.2f} color="{colour}"]'
 
 
 def write_mermaid(content: Content, to: Path) -> None:
@@ -147,6 +159,7 @@ def write_mermaid(content: Content, to: Path) -> None:
         lines.append(f"  style {number[node.name]} fill:{_COLOURS.get(node.kind, _OTHER)}")
     for edge in graph.edges:
         arrow = "-->" if edge.gradient else "-.->"
+        arrow += "" if edge.effect is None else f'|"{edge.effect:.3g}"|'
         lines.append(f"  {number[edge.source]} {arrow} {number[edge.sink]}")
     to.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -161,12 +174,26 @@ WRITERS: Mapping[str, Callable[[Content, Path], None]] = {
 
 
 def _graph(content: Content) -> Graph:
+    if content.circuit is not None:
+        return _graph_of(content.circuit, content.run)
     found = graph_in(content.run)
     if found is None:
         raise UnknownNameError(
             "this run has no graph; record one with `graph: true` and at least one training step."
         )
     return found
+
+
+def _graph_of(circuit: Circuit, run: Run) -> Graph:
+    """Return a circuit as a graph; edges within a module have no effect, and no gradient."""
+    slots = run.slots
+    classes = dict(zip(slots["node"], slots["module_class"], strict=True))
+    nodes = [
+        Node(name, classes.get(module) or "", "computed") for name, module in circuit.nodes.items()
+    ]
+    edges = [Edge(each.source, each.sink, True, each.effect) for each in circuit.links]
+    edges += [Edge(*pair, gradient=False) for pair in circuit.parts]
+    return Graph(f"{circuit.intervention}@{circuit.step}", tuple(nodes), tuple(edges))
 
 
 def _statistics(run: Run) -> dict[str, dict[str, float]]:
@@ -188,7 +215,7 @@ def _statistics(run: Run) -> dict[str, dict[str, float]]:
 def _lines(node: Node) -> list[str]:
     """Return the lines of a node's label."""
     shape = [] if node.shape is None else [_shape(node.shape)]
-    return [node.name, *([node.label] if node.label != node.name else []), *shape]
+    return [node.name, *([node.label] if node.label not in ("", node.name) else []), *shape]
 
 
 def _shape(shape: tuple[int, ...]) -> str:

@@ -16,6 +16,7 @@ if TYPE_CHECKING or find_spec("pandas") is not None:
     from comgra_decl.store.location import Location, Remote, location
     from comgra_decl.store.reader import limit_cache
 
+    from .circuits import Circuit
     from .compare import compare, differences
     from .group import Group, open_group
     from .listing import RunSummary, list_runs
@@ -38,6 +39,7 @@ else:  # resuming imports `listing`, which finds the run, and `checkpoints`, for
 
 
 __all__ = [
+    "Circuit",
     "Clock",
     "Difference",
     "Ending",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures.units import induction
 from comgra_decl.records import EFFECT_PREFIX, INTERVENTION, INTERVENTION_PREFIX, SlotInfo
+from comgra_decl.spec.interventions import INTO, NODE
 
 from .preview import axis_names
 
@@ -49,6 +50,10 @@ class Effects:
                 f"intervention {name!r} has no record of step {at}; it has {known}."
             )
         return dict(self._snapshot.view.extra(records[at])[INTERVENTION])
+
+    def last(self, name: str) -> int:
+        """Return the last step at which an intervention has a record."""
+        return max(self._records(name))
 
     def table(self, name: str, step: int | None, *, share: bool) -> pd.DataFrame:
         """Return the effects; see `Run.effects`."""
@@ -116,9 +121,17 @@ def _places(facts: Mapping[str, Any], axes: list[str]) -> pd.DataFrame:
     """Return one row for each place, with a column for each axis."""
     if not axes:
         return pd.DataFrame(index=[0])
-    others = [axis for axis in axes if axis != "node"]
-    rows = [(path, *each) for path, *parts in facts["places"] for each in product(*parts)]
-    return pd.DataFrame(rows, columns=["node", *others])[axes]
+    receiving = [axis for axis in axes if axis == INTO or axis.startswith(f"{INTO}.")]
+    senders = _columns(facts["places"], [a for a in axes if a not in receiving], NODE)
+    receivers = _columns(facts.get("into", [[None]]), receiving, INTO)
+    return senders.merge(receivers, how="cross")[axes]
+
+
+def _columns(places: list[list[Any]], axes: list[str], module: str) -> pd.DataFrame:
+    """Return one row for each combination of a module and the parts of its tensor."""
+    others = [axis for axis in axes if axis != module]
+    rows = [(path, *each) for path, *parts in places for each in product(*parts)]
+    return pd.DataFrame(rows, columns=[module, *others])
 
 
 def induction_table(snapshot: Snapshot, step: int | None, type_: str | None) -> pd.DataFrame:
@@ -130,7 +143,7 @@ def induction_table(snapshot: Snapshot, step: int | None, type_: str | None) -> 
         at = int(snapshot.steps[record])
         if step is not None and at != step:
             continue
-        read = _tokens(snapshot, record)
+        read = tokens_of(snapshot, record)
         for slot in patterns:
             weights = snapshot.view.value(record, slot.id)
             if weights is None or weights.shape[-1] != weights.shape[-2]:
@@ -159,7 +172,7 @@ def _is_attention(slot: SlotInfo) -> bool:
     return names[-2:] == ("query", "key")
 
 
-def _tokens(snapshot: Snapshot, record: int) -> dict[int, NDArray[Any]]:
+def tokens_of(snapshot: Snapshot, record: int) -> dict[int, NDArray[Any]]:
     """Return the recorded token inputs, [samples, positions], by their number of positions."""
     found: dict[int, NDArray[Any]] = {}
     for slot in snapshot.view.slots:

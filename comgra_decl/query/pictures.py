@@ -182,6 +182,8 @@ class Pictures:
             dims = _PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
         if facts.get("method") == "logit_lens" and dims:
             dims = (*dims[:-1], "position")
+        if "position" in facts and dims:
+            dims = ("position", *dims[1:])
         labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         return Picture(name, values, (SAMPLE, *dims), slot.key.node, at, labels, facts)
 

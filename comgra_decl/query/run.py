@@ -13,16 +13,19 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import AUTOMATIC, MEMORY, PROFILE, Structure
+from comgra_decl.spec.probes import probe_type
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
 
 from . import arrays, between, derived, graphs, statistics
 from .arrays import Arrays
+from .attributions import Spans, attribution_table
 from .between import Between
 from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
+from .circuits import Circuit, circuit_of
 from .display import from_viewer
-from .effects import Effects, induction_table
+from .effects import Effects, induction_table, tokens_of
 from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
 from .post_mortem import Ending, ending_of
@@ -589,6 +592,43 @@ class Run(RunFacts):
         """
         return Pictures(self, self._snapshot, type).named(name, step, node)
 
+    def token_attributions(
+        self, name: str, step: int | None = None, *, by: str = "sum", spans: Spans | None = None
+    ) -> pd.DataFrame:
+        """Return one number for each token of the input of a language model, from a picture.
+
+            >>> run.token_attributions("why", 400).loc[0]
+                     token     value
+            position
+            0          the  0.012381
+            1          cat  0.341702
+
+        Args:
+            name: a declared picture of a model whose input is tokens.
+            step: the step; None: the last.
+            by: how the numbers of a token's embedding become one: their "sum", their norm "l2", or
+                the sum of their magnitudes "abs". Pictures with one number per token ignore it.
+            spans: named spans, such as `{"question": (0, 5), "answer": (5, 9)}`; the last position
+                of a span is not part of it.
+
+        Returns:
+            One row per sample and position with "token" and "value". The token is text if the spec
+            has `tokens`, and otherwise a number; it is missing if the input was not recorded. With
+            `spans`, one row per sample, and the sum of each span as a column.
+
+        Raises:
+            UnknownNameError: there is no such picture, reduction or span, or the picture has no
+                number for each token.
+        """
+        picture = self.picture(name, step)
+        if picture.step is None or name not in self.spec.pictures:
+            raise UnknownNameError(f"the picture {name!r} has no number for each token.")
+        type_ = probe_type(self.spec.pictures[name].of)
+        record = self._snapshot.record(picture.step, type_)
+        size = picture.values.shape[1] if picture.values.ndim > 1 else 0
+        tokens = tokens_of(self._snapshot, record).get(size)
+        return attribution_table(picture, tokens, self.tokens, by=by, spans=spans)
+
     def picture_facts(self, step: int, *, type: str | None = None) -> dict[str, dict[str, Any]]:
         """Return the facts about the pictures that a probe created at a step, by name.
 
@@ -683,7 +723,8 @@ class Run(RunFacts):
 
         "changes" has an entry for each change, in order: "tensors" and "elements" that were to be
         changed, the number of elements that differ afterwards ("changed"), and the "largest"
-        difference. "same" is True if the model's output was the same. "measure" is what was
+        difference. "received" is the same for the receivers in `into`, as a sum over all pairs of a
+        sweep. "same" is True if the model's output was the same. "measure" is what was
         measured, "clean" each sample's value in the unchanged pass, and "baseline" that without the
         change. If nothing could be measured, "unmeasured" is the reason.
 
@@ -695,6 +736,38 @@ class Run(RunFacts):
             UnknownNameError: there is no such intervention or record.
         """
         return Effects(self._snapshot).facts(intervention, step)
+
+    def circuit(
+        self,
+        intervention: str,
+        step: int | None = None,
+        *,
+        above: float = 0.0,
+        strongest: int | None = None,
+    ) -> Circuit:
+        """Return the strongest paths of an intervention as a graph.
+
+            >>> circuit = run.circuit("edges", strongest=20)
+            >>> circuit.links[0]
+            Link(source='blocks.0.attn', sink='blocks.1.attn', effect=0.312, error=0.041)
+
+        The intervention needs receivers in `into`, and a sweep over `node` and `into`; its effects
+        may be real or estimated. `export_run` writes the graph to a file.
+
+        Args:
+            intervention: one of `interventions`.
+            step: the step; None: the last.
+            above: paths are omitted unless the magnitude of their mean effect is larger.
+            strongest: the largest number of paths; None: all.
+
+        Raises:
+            UnknownNameError: there is no such intervention or step, nothing was measured, or the
+                intervention has no paths; the message gives the reason.
+        """
+        effects = Effects(self._snapshot)
+        at = effects.last(intervention) if step is None else step
+        table, facts = effects.table(intervention, at, share=False), effects.facts(intervention, at)
+        return circuit_of(intervention, at, table, facts, above=above, strongest=strongest)
 
     def induction(self, step: int | None = None, *, type: str | None = None) -> pd.DataFrame:
         """Return how much each attention head attends to what followed the same token before.

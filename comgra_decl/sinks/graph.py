@@ -35,11 +35,19 @@ class Node:
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor of `source` from which `sink` was computed, and whether it carries a gradient."""
+    """A tensor of `source` from which `sink` was computed.
+
+    Attributes:
+        source: the node.
+        sink: the node.
+        gradient: whether it carries a gradient.
+        effect: in a circuit, the mean effect of the path; None for what is within a module.
+    """
 
     source: str
     sink: str
     gradient: bool
+    effect: float | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +137,7 @@ def plain(graph: Graph) -> dict[str, Any]:
         ],
         "edges": [
             {"source": edge.source, "target": edge.sink, "gradient": edge.gradient}
+            | ({} if edge.effect is None else {"effect": edge.effect})
             for edge in graph.edges
         ],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -27,7 +27,11 @@ NODE = "node"
 KNOWN_PARTS = {"head": -1, "channel": 1, "position": 1, "token": 1, "feature": -1}
 """The dimension of each part that needs no `dim`."""
 
-_RESERVED = (NODE, "step", "mean", "error", "sample")
+INTO = "into"
+"""The name of the axis of a sweep over the receiving modules. Parts of their tensors have this
+prefix and a dot, such as "into.head"."""
+
+_RESERVED = (NODE, INTO, "step", "mean", "error", "sample")
 
 
 def _listed(value: Any) -> Any:
@@ -240,8 +244,8 @@ Change = Annotated[
 """What is done to the selected tensors."""
 
 
-class ChangeSpec(SpecModel):
-    """One change: which tensors, which parts of them, and what is done."""
+class PlaceSpec(SpecModel):
+    """Tensors of modules, and parts of them."""
 
     select: Selectors = Field(min_length=1)
     """The modules: globs over module paths, or mappings, as in `nodes`. If nothing matches, the
@@ -265,34 +269,65 @@ class ChangeSpec(SpecModel):
     {dim: 2, only: [7]}}`. Everything else stays as it is. If there are several, only the elements
     that belong to all of them are changed."""
 
-    do: Change
-    """`zero`; `mean`: the mean over the samples in the unchanged pass; `{noise: 1.0}`, `{scale:
-    0.5}`, `{clamp: [0, 1]}`, `{add: ...}`, `{patch: ...}`, `{project_off: ...}`, or `{_target_:
-    package.module.function}`."""
-
     @property
     def of_parameters(self) -> bool:
         """Whether the role is that of a parameter rather than of an input or output."""
         return not self.role.startswith(("output", "input"))
 
     @model_validator(mode="after")
-    def _selects_modules(self) -> ChangeSpec:
+    def _selects_modules(self) -> Self:
         if any(selector.function for selector in (*self.select, *self.exclude)):
             raise ValueError("select: calls of functions cannot be changed; select modules")
         return self
 
     @model_validator(mode="after")
-    def _divides_values(self) -> ChangeSpec:
+    def _divides_values(self) -> Self:
         for name, part in self.parts.items():
             if part.dim == 0 and not self.of_parameters:
                 raise ValueError(f"parts.{name}: dimension 0 is that of the samples")
+        return self
+
+
+class ReceiverSpec(PlaceSpec):
+    """The tensors through which a change may reach the rest of the model."""
+
+    role: Annotated[str, Field(min_length=1)] = "input"
+    """The tensor of each module: `input`, `input.mask`, `output` or `output[1]`. If a module
+    receives or returns several tensors, `input` and `output` are the first floating-point one."""
+
+    @model_validator(mode="after")
+    def _receives_values(self) -> Self:
+        if self.of_parameters:
+            raise ValueError(
+                f"role: must be an input or output of a receiver, such as input, got {self.role!r}"
+            )
+        return self
+
+
+def _as_receiver(value: Any) -> Any:
+    if value is None or isinstance(value, SpecModel):
+        return value
+    whole = isinstance(value, Mapping) and {*value} & {*ReceiverSpec.model_fields}
+    return value if whole else {"select": value}
+
+
+class ChangeSpec(PlaceSpec):
+    """One change: which tensors, which parts of them, and what is done."""
+
+    do: Change
+    """`zero`; `mean`: the mean over the samples in the unchanged pass; `{noise: 1.0}`, `{scale:
+    0.5}`, `{clamp: [0, 1]}`, `{add: ...}`, `{patch: ...}`, `{project_off: ...}`, or `{_target_:
+    package.module.function}`."""
+
+    @model_validator(mode="after")
+    def _has_a_direction_of_values(self) -> Self:
         along = self.do.dim if isinstance(self.do, ProjectionChange) else None
         if along == 0 and not self.of_parameters:
             raise ValueError("do.dim: dimension 0 is that of the samples")
         return self
 
     @model_validator(mode="after")
-    def _fits_parameters(self) -> ChangeSpec:
+    def _fits_parameters(self) -> Self:
         do = self.do
         needs_samples = do == "mean" or isinstance(do, PatchChange)
         if isinstance(do, (AddChange, ProjectionChange)):
@@ -357,9 +392,21 @@ class InterventionSpec(ChangeSpec):
     """Changes that are made before this one, in the order listed. With `sweep`, they are made in
     every pass, and effects are differences from the pass with these changes alone."""
 
+    into: Annotated[ReceiverSpec, BeforeValidator(_as_receiver)] | None = None
+    """Receivers: the change reaches the rest of the model only through these tensors, and only
+    directly (path patching). Between them and the changed tensors, all other tensors that `select`
+    and `into` mean keep the values that they have without the change, and so do the modules in
+    `frozen`. Modules, such as `head`, or a mapping with `select` and `role`. null: the change
+    reaches everything."""
+
+    frozen: Selectors = []
+    """With `into`: modules whose outputs also keep their values between the changed tensor and the
+    receiver, such as `"blocks.*.mlp"`. It omits those that contain the changed tensor."""
+
     sweep: Annotated[list[str], BeforeValidator(_listed)] = []
     """Make the change in one place at a time, and store only its effects: `node` for one module at
-    a time, and names of `parts`, such as `[node, head, position]`. See `Run.effects`."""
+    a time, and names of `parts`, such as `[node, head, position]`. With `into` also `into` for one
+    receiving module at a time, and its parts, such as `into.head`. See `Run.effects`."""
 
     measure: Measure = "loss"
     """What the effects are measured by. `loss`: the cross-entropy with the sample's class or, if a
@@ -387,8 +434,11 @@ class InterventionSpec(ChangeSpec):
     """Whether to store all tensors selected by `nodes` unchanged. Effects are always stored."""
 
     @model_validator(mode="after")
-    def _sweeps_over_parts(self) -> InterventionSpec:
+    def _sweeps_over_parts(self) -> Self:
         known = [NODE, *self.parts, *KNOWN_PARTS]
+        if self.into is not None:
+            parts = dict.fromkeys([*self.into.parts, *KNOWN_PARTS])
+            known += [INTO, *(f"{INTO}.{name}" for name in parts)]
         for name in self.sweep:
             if name not in known:
                 raise ValueError(
@@ -403,11 +453,43 @@ class InterventionSpec(ChangeSpec):
             raise ValueError("estimate: is not possible for parameters, which samples share")
         return self
 
+    @model_validator(mode="after")
+    def _has_a_path(self) -> Self:
+        if self.into is None and self.frozen:
+            raise ValueError("frozen: needs `into`, the receivers, such as `into: head`")
+        if self.into is not None and self.of_parameters:
+            raise ValueError(
+                f"into: a path begins at an input or output of a module, but the role "
+                f"{self.role!r} is that of a parameter"
+            )
+        if any(selector.function for selector in self.frozen):
+            raise ValueError("frozen: calls of functions cannot keep their values; select modules")
+        return self
+
+    @property
+    def swept(self) -> list[str]:
+        """The names of `parts` that are swept."""
+        return [name for name in self.sweep if name not in (NODE, INTO) and "." not in name]
+
+    @property
+    def swept_of_receivers(self) -> list[str]:
+        """The names of the receivers' parts that are swept."""
+        prefix = f"{INTO}."
+        return [name.removeprefix(prefix) for name in self.sweep if name.startswith(prefix)]
+
     @property
     def swept_parts(self) -> dict[str, PartSpec]:
         """All parts, including those that only `sweep` names."""
-        named = [name for name in self.sweep if name != NODE and name not in self.parts]
-        return {**self.parts, **{name: PartSpec() for name in named}}
+        return _with_swept(self.parts, self.swept)
+
+    @property
+    def swept_parts_of_receivers(self) -> dict[str, PartSpec]:
+        """All parts of the receivers, including those that only `sweep` names."""
+        return _with_swept({} if self.into is None else self.into.parts, self.swept_of_receivers)
+
+
+def _with_swept(parts: dict[str, PartSpec], swept: Iterable[str]) -> dict[str, PartSpec]:
+    return {**parts, **{name: PartSpec() for name in swept if name not in parts}}
 
 
 def intervention_type(name: str) -> str:

@@ -21,7 +21,40 @@ from comgra_decl.spec.interventions import Measure
 from comgra_decl.spec.keep import checked_target
 from comgra_decl.spec.nodes import Selectors
 
-Target = Literal["label", "top", "loss"] | Annotated[Int, Field(ge=0)]
+Token = Annotated[Int, Field(ge=0)]
+
+
+class TokenTarget(SpecModel):
+    """The output for a token, or for a token rather than another one."""
+
+    token: Literal["top", "next"] | Token | list[Token] = "top"
+    """The token. `top`: the one with the highest output at this step, which the model would
+    generate. `next`: the one that follows in the input. A number, or a list with one for each
+    sample."""
+
+    rather_than: Token | list[Token] | None = None
+    """Another token, whose output is subtracted: a number, or a list with one for each sample."""
+
+    position: Int = -1
+    """If the model returns [samples, positions, tokens], the position whose output is explained."""
+
+    score: Literal["logit", "log_probability"] = "logit"
+    """What the output is: the logit, or the logarithm of the probability."""
+
+
+def _which_target(value: Any) -> str | None:
+    if isinstance(value, (Mapping, TokenTarget)):
+        return "TokenTarget"
+    return "name" if isinstance(value, str) else "class"
+
+
+Target = Annotated[
+    Annotated[Literal["label", "top", "loss"], Tag("name")]
+    | Annotated[Token, Tag("class")]
+    | Annotated[TokenTarget, Tag("TokenTarget")],
+    Discriminator(_which_target),
+]
+"""What a picture explains."""
 
 
 class AttributionSpec(SpecModel):
@@ -34,7 +67,8 @@ class AttributionSpec(SpecModel):
     """What the picture explains. `label`: the output for the sample's class. `top`: the output for
     the class with the highest output at this step. `loss`: the cross-entropy between the outputs
     and the sample's class. A number: the output for that class. If the model returns a single
-    number per sample, the picture explains that number, whatever the target."""
+    number per sample, the picture explains that number, whatever the target. `{token: 5,
+    rather_than: 7, position: -1}`: the output of a language model for a token, at a position."""
 
 
 class GradCamSpec(AttributionSpec):
@@ -102,6 +136,13 @@ class IntegratedGradientsSpec(AttributionSpec):
     """The value of every element of the baseline."""
 
 
+class TokenBaseline(SpecModel):
+    """The embedding of a token."""
+
+    token: Token
+    """The token, such as that of padding or a mask."""
+
+
 class OcclusionSpec(AttributionSpec):
     """How much the target drops when a window of the input is covered (Zeiler and Fergus 2014)."""
 
@@ -110,13 +151,14 @@ class OcclusionSpec(AttributionSpec):
 
     window: Annotated[list[Annotated[Int, Field(ge=1)]], Field(min_length=1)]
     """Size of the window in the last dimensions of the input, such as [8, 8]. It covers all
-    channels."""
+    channels. If the input is tokens, it has one dimension, the positions."""
 
     stride: Annotated[Int, Field(ge=1)] = 1
     """Distance between neighbouring windows."""
 
-    baseline: Number | Literal["mean"] = 0.0
-    """The value that fills the window; `mean`: the mean of each sample and channel."""
+    baseline: Number | Literal["mean"] | TokenBaseline = 0.0
+    """The value that fills the window; `mean`: the mean of each sample and channel. If the input is
+    tokens, it fills their embeddings; `{token: 0}` is the embedding of a token."""
 
     @model_validator(mode="after")
     def _covers_everything(self) -> OcclusionSpec:
@@ -162,6 +204,27 @@ class CaptumSpec(AttributionSpec):
     target: Literal["label", "top"] | Annotated[Int, Field(ge=0)] = "top"
     """The output that is explained: that for the sample's class, the highest one, or that for the
     given class."""
+
+
+class AttentionRolloutSpec(SpecModel):
+    """How much attention a position pays to each position of the input through all layers.
+
+    The attention weights of each layer, as means over heads, are mixed with the residual connection
+    and multiplied from the first layer to the last (Abnar and Zuidema 2020, "Quantifying attention
+    flow in transformers").
+    """
+
+    of: Annotated[str, Field(min_length=1)]
+    """The probe."""
+
+    method: Literal["attention_rollout"]
+    """Selects the method."""
+
+    position: Int = -1
+    """The position whose attention is shown."""
+
+    residual: Annotated[Number, Field(ge=0, le=1)] = 0.5
+    """The share of the residual connection in each layer; the paper has 0.5."""
 
 
 class LogitLensSpec(SpecModel):
@@ -290,7 +353,7 @@ class LossSliceSpec(_LandscapeSpec):
         return self
 
 
-_Any = AttributionSpec | LogitLensSpec | _LandscapeSpec
+_Any = AttributionSpec | AttentionRolloutSpec | LogitLensSpec | _LandscapeSpec
 
 _KINDS: dict[str, type[_Any]] = {
     "grad_cam": GradCamSpec,
@@ -300,6 +363,7 @@ _KINDS: dict[str, type[_Any]] = {
     "guided_backprop": GuidedBackpropSpec,
     "integrated_gradients": IntegratedGradientsSpec,
     "occlusion": OcclusionSpec,
+    "attention_rollout": AttentionRolloutSpec,
     "logit_lens": LogitLensSpec,
     "hessian": HessianSpec,
     "loss_slice": LossSliceSpec,
@@ -337,6 +401,7 @@ PictureSpec = Annotated[
     | Annotated[GuidedBackpropSpec, Tag("GuidedBackpropSpec")]
     | Annotated[IntegratedGradientsSpec, Tag("IntegratedGradientsSpec")]
     | Annotated[OcclusionSpec, Tag("OcclusionSpec")]
+    | Annotated[AttentionRolloutSpec, Tag("AttentionRolloutSpec")]
     | Annotated[CaptumSpec, Tag("CaptumSpec")]
     | Annotated[LogitLensSpec, Tag("LogitLensSpec")]
     | Annotated[HessianSpec, Tag("HessianSpec")]

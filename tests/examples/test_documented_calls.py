@@ -269,6 +269,9 @@ def of_images() -> dict[str, Any]:
 ELSEWHERE = {
     'run.checkpoint(400, model="Generator")',  # of another model
     'run.picture("lens", 400, "transformer.h.3").facts["tokens"]',
+    'run.token_attributions("why", 400)',
+    'run.token_attributions("why", 400, by="l2")',
+    'run.token_attributions("why", spans={"question": (0, 2), "answer": (2, 3)})',
     'comgra.open_run("s3://bucket/runs/train/first")',
     'slot.of("grad:aux")',
     "run.rank(1)",  # of a run of several processes

@@ -377,6 +377,15 @@ def test_what_does_not_exist_ends_the_program_before_its_first_forward_pass(
         ({"role": "weight", "do": "mean"}, "mean needs samples"),
         ({"estimate": "gradient"}, "needs `sweep`"),
         ({"select": {"function": "torch.softmax"}}, "calls of functions cannot be changed"),
+        ({"frozen": "x"}, "frozen: needs `into`"),
+        ({"sweep": "into"}, "'into' is not one of node, head"),
+        ({"into": "y", "sweep": "into.haed"}, "did you mean 'into.head'"),
+        (
+            {"into": {"select": "y", "role": "weight"}},
+            "must be an input or output of a receiver, such as input, got 'weight'",
+        ),
+        ({"into": "y", "role": "weight"}, "into: a path begins at an input or output"),
+        ({"into": {"select": "y", "do": "zero"}}, "a.into: unknown key 'do'"),
     ],
 )
 def test_mistakes_in_the_spec_are_found_when_it_is_loaded(spec: dict[str, Any], why: str) -> None:
@@ -494,6 +503,15 @@ ANYWHERE = {
     "zero": {"of": "eyes", "select": "*", "do": {"scale": 0.5}},
     "noise": {"of": "eyes", "select": "*", "role": "input", "do": {"scale": 1.5}, "sweep": "node"},
     "weights": {"of": "eyes", "select": "*", "role": "parameter", "do": {"noise": 0.1}},
+    "path": {"of": "eyes", "select": "*", "do": {"scale": 0.5}, "into": "head"},
+    "paths": {
+        "of": "eyes",
+        "select": "*",
+        "do": {"scale": 0.5},
+        "into": "head",
+        "sweep": ["node", "into"],
+        "estimate": "gradient",
+    },
 }
 
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,10 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
                 np.asarray(run.picture(name, node=node))
 
     def measured() -> None:
-        for read in (run.profile, run.memory, run.induction):
+        reads: list[Callable[[], Any]] = [run.profile, run.memory, run.induction]
+        reads += [partial(run.circuit, name) for name in run.interventions]
+        reads += [partial(run.token_attributions, name) for name in run.spec.pictures]
+        for read in reads:
             with contextlib.suppress(UnknownNameError):  # most runs have none
                 read()
 
@@ -64,6 +68,8 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "profile": measured,
         "memory": measured,
         "induction": measured,
+        "token_attributions": measured,
+        "circuit": measured,
         "slot": lambda: [slot(), slot().samples("mean")],
         "series": lambda: [run.series(node), slot().series("mean")],
         "row": lambda: run.row(step),

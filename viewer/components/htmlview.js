@@ -23,8 +23,21 @@ export function render({ model }) {
     const target = marked(event);
     if (target) outbox.post({ send: target.dataset.send });
   });
+  // Moves the focus between the cells of a table, of which Tab reaches only the first.
+  function walk(event, cell) {
+    const [down, right] =
+      { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const row = cell.closest("tbody").rows[cell.parentElement.sectionRowIndex + down];
+    const next = row?.cells[cell.cellIndex + right];
+    if (!next?.dataset.send) return;
+    event.preventDefault();
+    event.stopPropagation();
+    next.focus();
+  }
+
   content.addEventListener("keydown", (event) => {
     const target = marked(event);
+    if (target?.matches("tbody td") && event.key.startsWith("Arrow")) walk(event, target);
     if (target && (event.key === "Enter" || event.key === " ")) {
       event.preventDefault();
       event.stopPropagation();

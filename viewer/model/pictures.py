@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
+from comgra_decl.query.attributions import by_token
 from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
+from comgra_decl.viewer.model.tokens import labels
 
 _MOST_SAMPLES = 64
 _MOST_NODES = 32
@@ -56,6 +58,8 @@ class Card:
         low: the value of the first colour, the same at all steps.
         high: the value of the last colour.
         note: additional facts. missing: why there is no picture.
+        words: the tokens of the sample, if the picture has numbers for tokens; "" without values.
+        shares: the number of each token, as a share of the largest magnitude at any step.
     """
 
     title: str
@@ -64,6 +68,8 @@ class Card:
     high: float = 0.0
     note: str = ""
     missing: str = ""
+    words: tuple[str, ...] = ()
+    shares: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +300,18 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             values = view.value(slot, step, type_)[sample]
         except (ComgraError, IndexError):
             continue
-        bound = _bound(view, slot, type_)
+        words = _words(view, type_, step, sample, len(values) if values.ndim else 0)
+        of_tokens = bool(words) and "position" in fact and values.ndim < 3
+        bound = _bound(view, slot, type_, of_tokens=of_tokens)
         method = str(fact["method"]).rpartition(".")[2]
         title = f"{name}: {method}, {slot.node}"
+        note = _note(fact, sample)
+        if of_tokens:
+            shares = tuple((_per_token(values) / (bound or 1.0)).tolist())
+            cards.append(Card(title, "", -bound, bound, note, words=words, shares=shares))
+            continue
         drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
-        cards.append(Card(title, drawn, -bound, bound, _note(fact, sample)))
+        cards.append(Card(title, drawn, -bound, bound, note))
     return tuple(cards)
 
 
@@ -315,14 +328,46 @@ def _note(fact: dict[str, Any], sample: int) -> str:
     if target == "loss":
         parts.append("explains the loss")
     elif isinstance(target, list) and sample < len(target):
-        parts.append(f"explains class {target[sample]}")
+        parts.append(_explained(fact, target[sample], sample))
+    elif "position" in fact:
+        parts.append(f"attention of position {fact['position']}")
     gap = fact.get("gap")
     if isinstance(gap, list) and sample < len(gap):
         parts.append(f"completeness gap {gap[sample]:.2g}")
     return ", ".join(parts)
 
 
-def _bound(view: RunView, slot: Any, type_: str) -> float:
+def _explained(fact: dict[str, Any], target: Any, sample: int) -> str:
+    """Return what a picture explains: a class, or a token."""
+    if "score" not in fact:
+        return f"explains class {target}"
+    other = fact.get("rather_than")
+    rather = f" rather than {other[sample]}" if other else ""
+    at = f" at position {fact['position']}" if "position" in fact else ""
+    return f"explains token {target}{rather}{at}"
+
+
+def _per_token(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Return one number for each token, [..., positions]: the sum over its embedding."""
+    wide = np.asarray(values, np.float64)
+    return wide if wide.ndim == 1 else by_token(wide, "sum")
+
+
+def _words(view: RunView, type_: str, step: int, sample: int, size: int) -> tuple[str, ...]:
+    """Return the tokens of a sample, as text if they are declared; () if there are none."""
+    for slot in view.slots.values():
+        if slot.kind != "input" or slot.pass_ != "forward" or "int" not in slot.dtype:
+            continue
+        try:
+            ids = view.value(slot, step, type_)
+        except ComgraError:
+            continue
+        if ids.ndim == 2 and ids.shape[1] == size and sample < len(ids):
+            return tuple(labels(view, ids[sample]).tolist())
+    return ()
+
+
+def _bound(view: RunView, slot: Any, type_: str, *, of_tokens: bool) -> float:
     """Return the largest magnitude of a picture over all samples and steps."""
 
     def largest(step: int) -> float:
@@ -330,11 +375,13 @@ def _bound(view: RunView, slot: Any, type_: str) -> float:
             values = view.value(slot, step, type_)
         except ComgraError:
             return 0.0
-        flat = np.abs(np.stack([_flat(value) for value in values]))
+        one = _per_token if of_tokens else _flat
+        flat = np.abs(np.stack([one(value) for value in values]))
         return float(flat[np.isfinite(flat)].max(initial=0.0))
 
     steps = view.steps(type_).tolist()
-    bounds = [view.ever(("bound", slot.id, type_, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]
+    key = ("bound", slot.id, type_, of_tokens)
+    bounds = [view.ever((*key, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]
     return max(bounds, default=0.0)
 
 

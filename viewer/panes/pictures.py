@@ -11,11 +11,20 @@ from comgra_decl.query import Picture
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
-from comgra_decl.viewer.model.effects import EffectTable
+from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
+from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Exhibit, Tile, album
 from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.panes.effects import CSS as EFFECTS
+from comgra_decl.viewer.panes.effects import (
+    circuit_card,
+    effects_card,
+    place_card,
+    shaded,
+    tokens,
+)
 from comgra_decl.viewer.panes.landscapes import landscape_card
 
 _CSS = """
@@ -39,6 +48,8 @@ _CSS = """
 .curve text { fill: currentColor; font-size: 10px; }
 .heights { background: linear-gradient(to right, #f4f7fc, #1d4c91); display: inline-block;
   height: 8px; margin: 0 6px; width: 70px; }
+.words { display: flex; flex-wrap: wrap; gap: 2px; max-width: 420px; }
+.words span { border-radius: 3px; padding: 1px 4px; white-space: pre; }
 .ramp { background: linear-gradient(to right, #2463ad, #fff, #d1561f); display: inline-block;
   height: 8px; margin: 0 6px; width: 70px; }
 """
@@ -74,7 +85,8 @@ class PicturesPane(Pane):
 
     def build(self) -> Any:
         """Create the HTML view."""
-        self.view = html_view(_CSS)
+        self._place, self._strongest = "", STRONGEST[0]
+        self.view = html_view(_CSS + EFFECTS)
         self.view.on_message(self._on_message)
         return self.view
 
@@ -85,25 +97,49 @@ class PicturesPane(Pane):
     def update(self, shown: Shown) -> None:
         """Rewrite the gallery and the cards."""
         found = album(shown.view, shown.at)
-        tokens = [f"sample:{tile.sample}" for tile in found.tiles]
-        tokens += [f"node:{node}" for node in _nodes(found)]
-        self.view.param.update(html=_page(found, shown.at.node), tokens=tokens)
+        drawings = [circuit_drawing(shown.view, t, self._strongest) for t in found.effects]
+        circuits = [drawing for drawing in drawings if drawing is not None]
+        sent = [f"sample:{tile.sample}" for tile in found.tiles]
+        sent += [f"node:{node}" for node in _nodes(found, circuits)]
+        sent += tokens(found.effects)
+        cards = [effects_card(table, self._place) for table in found.effects]
+        cards += [place_card(place)] if (place := self._opened(shown, found)) else []
+        cards += [circuit_card(drawing) for drawing in circuits]
+        html = _page(found, shown.at.node, "".join(cards))
+        self.view.param.update(html=html, tokens=sent)
+
+    def _opened(self, shown: Shown, found: Album) -> PlaceEffects | None:
+        """Return the effects in the place of the chosen cell; None if there is none."""
+        if not self._place:
+            return None
+        _, row, column, name = self._place.split(":", 3)
+        table = next((table for table in found.effects if table.name == name), None)
+        if table is None or table.values is None:
+            return None
+        return place_effects(shown.view, table, int(row), int(column))
 
     def _on_message(self, message: Message) -> None:
         kind, _, rest = message["send"].partition(":")
         if kind == "sample":
             self.act(batch=rest)
-        else:
+        elif kind == "node":
             self.act(node=rest)
+        elif kind == "strongest":
+            self._strongest = int(rest)
+            self.again()
+        else:
+            self._place = "" if message["send"] == self._place else message["send"]
+            self.again()
 
 
-def _nodes(found: Album) -> list[str]:
+def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:
     likeness = [] if isinstance(found.likeness, str) else [*found.likeness.labels["node"]]
     affected = [node for table in found.effects for node in table.nodes if node]
-    return [*dict.fromkeys([*likeness, *affected])]
+    inside = [spot.node for drawing in circuits for spot in drawing.spots.values()]
+    return [*dict.fromkeys([*likeness, *affected, *inside])]
 
 
-def _page(found: Album, node: str) -> str:
+def _page(found: Album, node: str, effects: str) -> str:
     shown = _exhibits(found.exhibits)
     if not found.probe:
         return shown + _NO_PROBE
@@ -111,7 +147,6 @@ def _page(found: Album, node: str) -> str:
     cards = "".join(_card(card) for card in found.cards)
     cards += "".join(map(landscape_card, found.landscapes))
     cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
-    effects = "".join(map(_effects, found.effects))
     cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
     cards += _cloud(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
     return (
@@ -156,10 +191,26 @@ def _card(card: Card) -> str:
         return _missing(card.title, card.missing)
     ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
     note = f"<p>{_e(card.note)}</p>" if card.note else ""
+    if card.words:
+        text = "".join(
+            _word(word, share, share * card.high)
+            for word, share in zip(card.words, card.shares, strict=True)
+        )
+        return (
+            f'<div class="card"><h3>{_e(card.title)}</h3><div class="words">{text}</div>'
+            f"<p>{ramp}</p>{note}</div>"
+        )
     return (
         f'<div class="card"><h3>{_e(card.title)}</h3>'
         f'<img src="{card.image}" alt="{_e(card.title)}"><p>{ramp}</p>{note}</div>'
     )
+
+
+def _word(word: str, share: float, value: float) -> str:
+    """Return a token, shaded by its number."""
+    if share != share:  # NaN
+        return f'<span title="not defined">{_e(word)}</span> '
+    return f'<span style="{shaded(share)}" title="{number(value, digits=3)}">{_e(word)}</span> '
 
 
 def _missing(title: str, why: str) -> str:
@@ -220,35 +271,6 @@ def _cell(value: float, most: float) -> str:
     share = min(max(value / most, 0.0), 1.0) if most else 0.0
     dark = "#fff" if share < 0.6 else "#111"
     return f'<td style="background:{colour_at(share)};color:{dark}">{value:.2g}</td>'
-
-
-def _effects(table: EffectTable) -> str:
-    if table.values is None:
-        return _missing(table.title, table.missing)
-    lines = []
-    for name, node, row in zip(table.rows, table.nodes, table.values.tolist(), strict=True):
-        cells = "".join(_effect(value, table.most) for value in row)
-        send = f' tabindex="0" data-send="node:{_raw(node)}"' if node else ""
-        lines.append(f"<tr><th{send}>{_e(name)}</th>{cells}</tr>")
-    heads = "".join(f"<th>{_e(column)}</th>" for column in table.columns)
-    ends = (number(end * table.most, digits=3) for end in (-1, 1))
-    ramp = '<span class="ramp"></span>'.join(ends)
-    return (
-        f'<div class="card"><h3>{_e(table.title)}</h3><div class="wide"><table><thead><tr><th></th>'
-        f"{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div><p>{ramp}</p>"
-        f"<p>{_e(table.note)}</p></div>"
-    )
-
-
-def _effect(value: float, most: float) -> str:
-    """Return a cell from blue for the lowest value through white to orange for the highest."""
-    if value != value:  # NaN
-        return f"<td>{MISSING}</td>"
-    share = round(100 * min(abs(value) / most, 1.0)) if most else 0
-    end, dark = ("#2463ad", 60) if value < 0 else ("#d1561f", 90)
-    colour = f"color-mix(in srgb, {end} {share}%, #fff)"
-    text = "#fff" if share > dark else "#111"
-    return f'<td style="background:{colour};color:{text}">{value:.2g}</td>'
 
 
 def _confusion(found: Album) -> str:

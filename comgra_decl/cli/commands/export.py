@@ -40,6 +40,22 @@ def command(
         int | None,
         typer.Option(min=1, help="Largest number of series; by default 200. TensorBoard."),
     ] = None,
+    circuit: Annotated[
+        str | None,
+        typer.Option(
+            help="Intervention whose paths are the graph. Its format is dot, mermaid, json or "
+            "graphml."
+        ),
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Step of the circuit; by default the last one.")
+    ] = None,
+    above: Annotated[
+        float, typer.Option(min=0.0, help="Omit paths whose mean effect is not larger.")
+    ] = 0.0,
+    strongest: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of paths of the circuit.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a run for other programs: tables, arrays, a trace, TensorBoard logs or the graph.
@@ -54,8 +70,13 @@ def command(
 
     opened = open_run(run)
     selection = Selection(nodes, tuple(passes or ()), tuple(statistic or ()), series or SERIES)
+    graph = None
+    if circuit is not None:
+        graph = opened.circuit(circuit, step, above=above, strongest=strongest)
     with bar() as on_progress:
-        written = export_run(opened, target, format_, selection=selection, progress=on_progress)
+        written = export_run(
+            opened, target, format_, selection=selection, circuit=graph, progress=on_progress
+        )
     if as_json:
         print_json({"path": str(written), "source": str(opened.path), "format": format_})
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,6 +16,7 @@ from comgra_decl.hooks.probing.places import (
     Division,
     Named,
     Region,
+    Target,
     chosen,
     combinations,
     mask,
@@ -28,6 +29,9 @@ from comgra_decl.spec.interventions import NODE, FunctionChange, InterventionSpe
 _SAME = 1e-3
 """Largest difference, relative to the largest measure, between a pass with one copy of the samples
 and one with several, if a model does not mix samples."""
+
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True)
@@ -65,33 +69,47 @@ class Group:
         ]
 
 
-def groups(spec: InterventionSpec, edit: Edit, study: Study) -> list[Group]:
+def groups(target: Target, study: Study, *, names: Sequence[str], by_module: bool) -> list[Group]:
     """Return the places of a sweep, by module.
+
+    Args:
+        target: the tensors.
+        study: the samples, after the unchanged pass.
+        names: the parts that are swept.
+        by_module: whether modules are swept, too.
 
     Raises:
         ProbeError: a tensor does not have the parts, or the modules have different ones.
     """
-    names = [name for name in spec.sweep if name != NODE]
     found = []
-    for path, tensor in _tensors(edit, study):
-        divisions = edit.divisions(path, tensor, study.modules.heads)
-        indices = {n: chosen(n, edit.parts[n], d.count) for n, d in divisions.items()}
+    for path, tensor in _tensors(target, study):
+        divisions = target.divisions(path, tensor, study.modules.heads)
+        indices = {n: chosen(n, target.parts[n], d.count) for n, d in divisions.items()}
         fixed = {name: each for name, each in indices.items() if name not in names}
         found.append(Group(path, {name: indices[name] for name in names}, fixed))
-    if NODE in spec.sweep or not found:
+    if by_module or not found:
         return found
     if any((group.swept, group.fixed) != (found[0].swept, found[0].fixed) for group in found):
         raise ProbeError("the selected modules have different parts; add node to `sweep`")
     return [replace(found[0], path=None)]
 
 
-def _tensors(edit: Edit, study: Study) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield one tensor of each module that a change affects."""
-    for path in edit.paths:
-        if edit.spec.of_parameters:
-            yield from ((path, t) for _, t in study.modules.parameters(path, edit.spec)[:1])
+def changed_groups(spec: InterventionSpec, edit: Edit, study: Study) -> list[Group]:
+    """Return the places where a sweep makes the change, by module.
+
+    Raises:
+        ProbeError: a tensor does not have the parts, or the modules have different ones.
+    """
+    return groups(edit, study, names=spec.swept, by_module=NODE in spec.sweep)
+
+
+def _tensors(target: Target, study: Study) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield one tensor of each module that a target has."""
+    for path in target.paths:
+        if target.spec.of_parameters:
+            yield from ((path, t) for _, t in study.modules.parameters(path, target.spec)[:1])
             continue
-        call = Call(path, edit.spec.role, edit.spec.iteration or 0)
+        call = Call(path, target.spec.role, target.spec.iteration or 0)
         if call in study.clean:
             yield path, study.clean[call]
 
@@ -107,15 +125,20 @@ def swept(
     Raises:
         ProbeError: the change is not possible, or its effect cannot be measured.
     """
-    regions = [r for group in groups(spec, edit, study) for r in group.regions]
+    regions = [r for group in changed_groups(spec, edit, study) for r in group.regions]
+
+    def measured(here: Sequence[Region], places: Sequence[int]) -> torch.Tensor:
+        placed = [r._replace(replica=at) for r, at in zip(here, places, strict=True)]
+        edits = [*first, replace(edit, regions=placed)]
+        with study.changed(edits, replicas=1 + len(here)) as output:
+            return gauge(output, 1 + len(here))
+
     with torch.no_grad():
         with study.changed(first) as output:
             baseline = gauge(output)[0]
-        count = spec.batch // study.samples.count
-        if count > 2 and _can_repeat([edit, *first], study):
-            values = _together(regions, edit, study, first, gauge, count=count, check=baseline)
-        else:
-            values = None
+        count, values = spec.batch // study.samples.count, None
+        if count > 2 and can_repeat([edit, *first], study):
+            values = together(regions, measured, count=count, check=baseline)
         if values is None:
             values = torch.stack(
                 [_one(region, edit, study, first, gauge) - baseline for region in regions], 1
@@ -123,7 +146,7 @@ def swept(
     return Effects(values, baseline)
 
 
-def _can_repeat(edits: Sequence[Edit], study: Study) -> bool:
+def can_repeat(edits: Sequence[Edit], study: Study) -> bool:
     """Return whether a batch may contain the samples several times."""
     if any(isinstance(edit.spec.do, FunctionChange) for edit in edits):
         return False  # it may depend on the whole batch
@@ -142,60 +165,48 @@ def _one(
         return gauge(output)[0]
 
 
-def _together(
-    regions: Sequence[Region],
-    edit: Edit,
-    study: Study,
-    first: Sequence[Edit],
-    gauge: Gauge,
+def together(
+    items: Sequence[_Item],
+    measured: Callable[[Sequence[_Item], Sequence[int]], torch.Tensor],
     *,
     count: int,
     check: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Return the effects, [samples, places], from passes in which the samples are repeated.
+    """Return the effects, [samples, items], from passes in which the samples are repeated.
 
-    The first copy of the samples in each pass is unchanged, and the others are compared with it.
-    The first pass is made again with the copies in reverse order: if a model mixes samples, or
-    treats them by their place in the batch, the results differ.
+    One copy of the samples in each pass is unchanged, and the others are compared with it. The
+    first pass is made again with the copies in reverse order: if a model mixes samples, or treats
+    them by their place in the batch, the results differ.
 
     Args:
-        regions: the places.
-        edit: the change.
-        study: makes the passes.
-        first: changes made to all copies.
-        gauge: measures the outputs.
+        items: what is changed, one item in each copy.
+        measured: makes a pass with items in these copies, and returns [1 + items, samples].
         count: the number of copies in a pass.
         check: the measure of a pass with one copy.
 
     Returns:
         None if a model gives other results for a batch with several copies.
     """
-
-    def measured(here: Sequence[Region], places: Iterable[int]) -> torch.Tensor:
-        placed = [r._replace(replica=at) for r, at in zip(here, places, strict=True)]
-        edits = [*first, replace(edit, regions=placed)]
-        with study.changed(edits, replicas=1 + len(here)) as output:
-            return gauge(output, 1 + len(here))
-
     found = []
-    for begin in range(0, len(regions), count - 1):
-        here = regions[begin : begin + count - 1]
+    for begin in range(0, len(items), count - 1):
+        here = items[begin : begin + count - 1]
         try:
             values = measured(here, range(1, 1 + len(here)))
-            if not begin and not _agree(values[0], check):
+            if not begin and not agree(values[0], check):
                 return None
-            back = values.flip(0) if begin else measured(here, reversed(range(len(here))))
+            back = values.flip(0) if begin else measured(here, [*reversed(range(len(here)))])
         except Exception:
             if begin:
                 raise
             return None  # it may still work with one copy, which otherwise raises the same error
-        if not _agree(back.flip(0), values):
+        if not agree(back.flip(0), values):
             return None
         found.append(values[1:] - values[0])
     return torch.cat(found).T if found else check.new_zeros(len(check), 0)
 
 
-def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether results are the same up to what a batch of another size may change."""
     scale = float(other.nan_to_num(0.0, 0.0, 0.0).abs().max()) if other.numel() else 0.0
     return bool(torch.allclose(one, other, rtol=_SAME, atol=_SAME * scale, equal_nan=True))
 
@@ -203,39 +214,47 @@ def _agree(one: torch.Tensor, other: torch.Tensor) -> bool:
 # -- estimated ---------------------------------------------------------------------------------
 
 
-class _Tapping(Numbered):
-    """Reads tensors at once, and their gradients from hooks on them."""
+class Tapping(Numbered):
+    """Reads tensors at once, and their gradients from hooks on them.
 
-    def __init__(self, edit: Edit) -> None:
+    Only what the module receives or returns has the gradient, not what else uses the same tensor,
+    because only that is changed.
+
+    Args:
+        target: the tensors.
+
+    Attributes:
+        values: the tensors.
+        gradients: the gradients of the tensors, after a backward pass.
+        leaves: the tensors without a history.
+    """
+
+    def __init__(self, target: Target) -> None:
         super().__init__()
         self.values: dict[Call, torch.Tensor] = {}
         self.gradients: dict[Call, torch.Tensor] = {}
         self.leaves: list[torch.Tensor] = []
-        self._edit = edit
+        self._target = target
 
     def handled(self, path: str, number: int, side: str, value: Any) -> Any:
         """Tap the selected tensor of a call."""
-        if self._is_meant(path, number, side):
+        if self._target.means(path, number, side):
             return self._tapped(path, number, value, tensors_of(side, value))
         return value
 
-    def _is_meant(self, path: str, number: int, side: str) -> bool:
-        spec = self._edit.spec
-        here = path in self._edit.paths and spec.role.startswith(side)
-        return here and spec.iteration in (None, number)
-
     def _tapped(self, path: str, number: int, value: Any, tensors: Sequence[Named]) -> Any:
-        found = picked(self._edit.spec.role, tensors)
+        found = picked(self._target.spec.role, tensors)
         if found is None or not found.tensor.is_floating_point():
             return value
-        call, tensor = Call(path, self._edit.spec.role, number), found.tensor
+        call, tensor = Call(path, self._target.spec.role, number), found.tensor
         if not tensor.requires_grad:
-            self.leaves.append(tensor.detach().requires_grad_())
-            tensor = self.leaves[-1].clone()  # unlike a view, the model may write to it
-            value = with_tensor(value, found.tensor, tensor)
+            tensor = tensor.detach().requires_grad_()
+            self.leaves.append(tensor)
+        # Has the gradient of this use alone and, unlike a view, the model may write to it.
+        tensor = tensor.clone()
         self.values[call] = tensor.detach().clone()
         tensor.register_hook(lambda gradient: self._keep(call, gradient))
-        return value
+        return with_tensor(value, found.tensor, tensor)
 
     def _keep(self, call: Call, gradient: torch.Tensor) -> None:
         self.gradients[call] = gradient.detach().clone()
@@ -252,17 +271,17 @@ def estimated(
     Raises:
         ProbeError: the measure has no gradient, or the change is not possible.
     """
-    tapping = _Tapping(edit)
+    tapping = Tapping(edit)
     with torch.enable_grad(), study.changed(first, watch=tapping) as output:
         measures = gauge(output)[0]
         if not measures.requires_grad:
             raise ProbeError("the measure has no gradient with respect to the selected tensors")
         parameters = (p for p in study.subject.copy.module.parameters() if p.requires_grad)
-        gradients = _gradients(measures, tapping, [*parameters, *tapping.leaves])
+        gradients = gradients_of(measures, tapping, [*parameters, *tapping.leaves])
     with torch.no_grad():
-        changes = {call: _change(edit, call, tapping, study) for call in tapping.values}
-        wanted = groups(spec, edit, study)
-        parts = [_first_order(each, changes, wanted, edit, study) for each in gradients]
+        changes = {c: change_of(edit, c, value, study) for c, value in tapping.values.items()}
+        wanted = changed_groups(spec, edit, study)
+        parts = [first_order(each, changes, wanted, edit, study) for each in gradients]
         values = parts[0] if len(parts) == 1 else torch.stack([each.sum(0) for each in parts])
     return Effects(values, measures.detach())
 
@@ -270,8 +289,8 @@ def estimated(
 Gradients = dict[Call, torch.Tensor]
 
 
-def _gradients(
-    measures: torch.Tensor, tapping: _Tapping, leaves: Sequence[torch.Tensor]
+def gradients_of(
+    measures: torch.Tensor, tapping: Tapping, leaves: Sequence[torch.Tensor]
 ) -> list[Gradients]:
     """Return the gradients of the measures with respect to the tapped tensors.
 
@@ -289,7 +308,7 @@ def _gradients(
     together = backward(measures.sum())
     weights = torch.arange(1, len(measures) + 1, device=measures.device)
     weighted = backward((measures * weights).sum())
-    apart = all(_agree(weighted[call], _scaled(together[call], weights)) for call in together)
+    apart = all(agree(weighted[call], _scaled(together[call], weights)) for call in together)
     return [together] if apart else [backward(measure) for measure in measures]
 
 
@@ -304,15 +323,14 @@ def _scaled(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return gradient * weights.view(-1, *[1] * (gradient.dim() - 1))
 
 
-def _change(edit: Edit, call: Call, tapping: _Tapping, study: Study) -> torch.Tensor:
-    """Return the change of each element, at least in float32."""
-    old = tapping.values[call]
+def change_of(edit: Edit, call: Call, old: torch.Tensor, study: Study) -> torch.Tensor:
+    """Return the change of each element of a tensor, at least in float32."""
     new = changed(edit.spec.do, old, study.clean.get(call), study.samples)
     edit.tally.add(old, new, None)
     return widened(new) - widened(old)
 
 
-def _first_order(
+def first_order(
     gradients: Gradients,
     changes: Mapping[Call, torch.Tensor],
     wanted: Sequence[Group],

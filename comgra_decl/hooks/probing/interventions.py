@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any
@@ -12,14 +12,16 @@ import torch
 
 from comgra_decl.errors import ProbeError, SpecError, did_you_mean, reason_of, wrong_spec
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
-from comgra_decl.hooks.probing.effects import estimated, groups, swept
+from comgra_decl.hooks.probing.effects import Group, changed_groups, estimated, swept
 from comgra_decl.hooks.probing.measuring import Gauge
-from comgra_decl.hooks.probing.passes import Edit, Study
-from comgra_decl.hooks.probing.places import Modules
+from comgra_decl.hooks.probing.passes import Edit, Study, Tally
+from comgra_decl.hooks.probing.path_effects import estimated_paths, routed
+from comgra_decl.hooks.probing.paths import Paths, Route, receiver_groups
+from comgra_decl.hooks.probing.places import Modules, Target
 from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
-from comgra_decl.spec.interventions import NODE, ChangeSpec, InterventionSpec, PartSpec
+from comgra_decl.spec.interventions import ChangeSpec, InterventionSpec, PartSpec, PlaceSpec
 
 _SHOWN = 4
 
@@ -74,12 +76,7 @@ class Interventions:
             return
         self._checked = True
         modules = Modules(clean)
-        problems = [
-            problem
-            for name in self._declared
-            for where, change in self._changes(name)
-            for problem in modules.problems(change, where)
-        ]
+        problems = [problem for name in self._declared for problem in self._missing(name, modules)]
         if not problems:
             study = self.study(Subject(clean, samples), labels=None)
             with suppress(Exception):  # reported when the probe itself runs
@@ -89,6 +86,15 @@ class Interventions:
             study.rewind()
         if problems:
             raise SystemExit(wrong_spec(SpecError(problems)))
+
+    def _missing(self, name: str, modules: Modules) -> Iterator[str]:
+        """Yield the problems with the names of modules and parameters in an intervention."""
+        for where, change in self._changes(name):
+            yield from modules.problems(change, where)
+        spec, where = self._declared[name], f"comgra.interventions.{name}"
+        if spec.into is not None:
+            yield from modules.problems(spec.into, f"{where}.into")
+            yield from modules.unmatched(spec.frozen, f"{where}.frozen")
 
     def _changes(self, name: str) -> Iterator[tuple[str, ChangeSpec]]:
         """Yield the changes of an intervention in their order, with their places in the spec."""
@@ -100,13 +106,24 @@ class Interventions:
     def _rehearsed(self, name: str, study: Study) -> Iterator[str]:
         """Yield the problems that appear if the changes are made."""
         spec = self._declared[name]
-        edits = self._edits(name, study.modules)
+        edits, route = self._edits(name, study.modules), self._route(name, study.modules)
+        received: Mapping[Any, torch.Tensor] = {}
         try:
             if spec.sweep:
-                places = [r for group in groups(spec, edits[-1], study) for r in group.regions]
+                places = [r for g in changed_groups(spec, edits[-1], study) for r in g.regions]
                 edits[-1] = replace(edits[-1], regions=places[:1])
-            with torch.no_grad(), study.changed(edits):
-                pass
+            with torch.no_grad():
+                if route is None:
+                    with study.changed(edits):
+                        pass
+                else:
+                    receiver_groups(spec, route, study)
+                    paths = Paths(edits[-1], route, study, edits[:-1])
+                    with paths.without():
+                        pass
+                    received = paths.sent(edits[-1].regions)
+                    with paths.received(received, None):
+                        pass
         except ProbeError as error:
             yield f"comgra.interventions.{name}: {error}"
             return
@@ -118,6 +135,9 @@ class Interventions:
         for (where, change), edit in zip(self._changes(name), edits, strict=True):
             if not edit.tally.tensors:
                 yield _never(where, change, edit.paths, study)
+        if route is not None and not received:
+            where = f"comgra.interventions.{name}.into"
+            yield _never(where, route.receivers.spec, route.receivers.paths, study)
 
     def _edits(self, name: str, modules: Modules) -> list[Edit]:
         spec = self._declared[name]
@@ -125,16 +145,25 @@ class Interventions:
             Edit(change, _parts(change), modules.selected(change)) for change in (*spec.first, spec)
         ]
 
+    def _route(self, name: str, modules: Modules) -> Route | None:
+        """Return where an intervention's change may go; None: everywhere."""
+        spec = self._declared[name]
+        if spec.into is None:
+            return None
+        parts, paths = spec.swept_parts_of_receivers, modules.selected(spec.into)
+        return Route(Target(spec.into, parts, paths), modules.matching(spec.frozen))
+
     # -- at a record ---------------------------------------------------------------------------
 
     def study(self, subject: Subject, *, labels: Sequence[str] | None) -> Study:
         """Return a study of the samples; the unchanged pass comes first."""
         modules = Modules(subject.copy)
         wanted: dict[str, set[str]] = {}
-        for name in self._declared:
-            for _, change in self._changes(name):
-                for path in () if change.of_parameters else modules.selected(change):
-                    wanted.setdefault(path, set()).add(change.role)
+        for name, spec in self._declared.items():
+            into = [] if spec.into is None else [spec.into]
+            for place in [*(change for _, change in self._changes(name)), *into]:
+                for path in () if place.of_parameters else modules.selected(place):
+                    wanted.setdefault(path, set()).add(place.role)
         return Study(subject, wanted, labels=labels)
 
     def due(self) -> list[str]:
@@ -165,8 +194,11 @@ class Interventions:
         """
         try:
             spec = self._declared[name]
-            edits = self._edits(name, study.modules)
-            made = _swept(spec, edits, study) if spec.sweep else _whole(spec, edits, study, watch)
+            edits, route = self._edits(name, study.modules), self._route(name, study.modules)
+            if spec.sweep:
+                made = _swept(spec, edits, route, study)
+            else:
+                made = _whole(spec, edits, route, study, watch)
         except Exception as error:
             self._over.add(name)
             self._warn(f"intervention {name!r} is not made: {reason_of(error)}")
@@ -193,6 +225,11 @@ class Interventions:
         elif idle:
             which = ", ".join(str(i + 1) for i in idle)
             self._warn(f"change {which} of {whose} did nothing: every element kept its value")
+        elif facts.get("received", {}).get("changed") == 0:
+            self._warn(
+                f"{whose} did nothing: no receiver has another value, because no path leads to one "
+                "that avoids all other modules in `select`, `into` and `frozen`"
+            )
         elif facts["same"]:
             result = "no place has an effect" if spec.sweep else "the model's output is the same"
             self._warn(f"{whose} did nothing: it changed {_amount(facts['changes'])}, but {result}")
@@ -202,7 +239,7 @@ def _parts(change: ChangeSpec) -> dict[str, PartSpec]:
     return change.swept_parts if isinstance(change, InterventionSpec) else change.parts
 
 
-def _never(where: str, change: ChangeSpec, paths: Sequence[str], study: Study) -> str:
+def _never(where: str, change: PlaceSpec, paths: Sequence[str], study: Study) -> str:
     """Explain why no tensor was found."""
     shown = ", ".join(path or "the model" for path in paths[:_SHOWN])
     more = ", ..." if len(paths) > _SHOWN else ""
@@ -233,12 +270,16 @@ def _amount(changes: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _whole(
-    spec: InterventionSpec, edits: Sequence[Edit], study: Study, watch: Watch | None
+    spec: InterventionSpec,
+    edits: Sequence[Edit],
+    route: Route | None,
+    study: Study,
+    watch: Watch | None,
 ) -> Made:
     """Make all changes in one pass, which `watch` records."""
     facts: dict[str, Any] = {}
     effects = None
-    with torch.no_grad(), study.changed(edits, watch=watch) as output:
+    with torch.no_grad(), _changed(edits, route, study, watch) as output:
         same = _equal(output, study.output)
         try:
             gauge = Gauge(spec, study.subject.samples, study.output)
@@ -247,36 +288,63 @@ def _whole(
             facts = {"measure": gauge.name, "clean": clean.tolist(), "baseline": clean.tolist()}
         except ProbeError as error:
             facts = {"unmeasured": str(error)}
-    facts |= {"changes": [_counted(edit) for edit in edits], "same": same}
+    facts |= {"changes": [_counted(edit.tally) for edit in edits], "same": same}
+    if route is not None:
+        facts["received"] = _counted(route.tally)
     return Made({**facts, "axes": [], "places": []}, effects)
 
 
-def _swept(spec: InterventionSpec, edits: Sequence[Edit], study: Study) -> Made:
+@contextmanager
+def _changed(
+    edits: Sequence[Edit], route: Route | None, study: Study, watch: Watch | None
+) -> Iterator[Any]:
+    """Make a pass with changes, of which the last one may reach only receivers."""
+    if route is None:
+        with study.changed(edits, watch=watch) as output:
+            yield output
+        return
+    paths = Paths(edits[-1], route, study, edits[:-1])
+    with paths.without():
+        pass
+    with paths.received(paths.sent(None), None, watch=watch) as output:
+        yield output
+
+
+def _swept(
+    spec: InterventionSpec, edits: Sequence[Edit], route: Route | None, study: Study
+) -> Made:
     """Return the effects of the last change in each place, with the others always made."""
     *first, edit = edits
     gauge = Gauge(spec, study.subject.samples, study.output)
     with torch.no_grad():
         clean = gauge(study.output)[0]
-    method = swept if spec.estimate is None else estimated
-    found = method(spec, edit, study, first=first, gauge=gauge)
-    names = [name for name in spec.sweep if name != NODE]
+    if route is None:
+        method = swept if spec.estimate is None else estimated
+        found = method(spec, edit, study, first=first, gauge=gauge)
+    else:
+        way = routed if spec.estimate is None else estimated_paths
+        found = way(spec, edit, route, study, first=first, gauge=gauge)
     facts = {
         "measure": gauge.name,
         "clean": clean.tolist(),
         "baseline": found.baseline.tolist(),
-        "changes": [_counted(each) for each in edits],
+        "changes": [_counted(each.tally) for each in edits],
         "same": not bool(found.values.any()),
         "axes": spec.sweep,
-        "places": [
-            [group.path, *(group.swept[name] for name in names)]
-            for group in groups(spec, edit, study)
-        ],
+        "places": _listed(changed_groups(spec, edit, study), spec.swept),
     }
+    if route is not None:
+        facts["into"] = _listed(receiver_groups(spec, route, study), spec.swept_of_receivers)
+        if spec.estimate is None:
+            facts["received"] = _counted(route.tally)
     return Made(facts, found.values)
 
 
-def _counted(edit: Edit) -> dict[str, Any]:
-    tally = edit.tally
+def _listed(found: Iterable[Group], names: Sequence[str]) -> list[list[Any]]:
+    return [[group.path, *(group.swept[name] for name in names)] for group in found]
+
+
+def _counted(tally: Tally) -> dict[str, Any]:
     return {
         "tensors": tally.tensors,
         "elements": tally.elements,

@@ -19,6 +19,7 @@ from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Drawn, Map, Point, Subject, Tap
 from comgra_decl.records import LENS_TOKENS
 from comgra_decl.spec.pictures import (
+    AttentionRolloutSpec,
     AttributionSpec,
     CaptumSpec,
     GradCamSpec,
@@ -32,6 +33,8 @@ from comgra_decl.spec.pictures import (
     OcclusionSpec,
     PictureSpec,
     SaliencySpec,
+    TokenBaseline,
+    TokenTarget,
 )
 
 _UNREACHED = "the model's outputs have no gradient"
@@ -53,8 +56,17 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
         from comgra_decl.hooks.probing.slices import loss_slice
 
         return loss_slice(spec, subject)
-    classes = subject.classes(spec.target)
+    if isinstance(spec, AttentionRolloutSpec):
+        from comgra_decl.hooks.probing.language import attention_rollout
+
+        return _rolled(spec, subject, attention_rollout(spec, subject))
     facts: dict[str, Any] = {"method": str(spec.method)}
+    if isinstance(spec.target, TokenTarget):
+        from comgra_decl.hooks.probing.language import TokenSubject
+
+        subject = TokenSubject(subject, spec.target)
+    classes = subject.classes(spec.target)
+    facts |= subject.facts
     if classes is not None:
         facts["target"] = "loss" if spec.target == "loss" else classes.tolist()
     if isinstance(spec, CaptumSpec):
@@ -64,6 +76,12 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
     else:
         result = _METHODS[type(spec)](spec, subject, classes)
     return Drawn(result.maps, {**facts, **result.facts})
+
+
+def _rolled(spec: AttentionRolloutSpec, subject: Subject, values: torch.Tensor) -> Drawn:
+    point = subject.point()
+    facts = {"method": spec.method, "position": spec.position}
+    return Drawn([Map(point.node, point.role, values)], facts)
 
 
 def _gradient(
@@ -225,10 +243,11 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
     point = subject.point()
     value, dims = point.value, len(spec.window)
     if point.node is not None:
-        raise ProbeError(
-            "occlusion covers parts of the input, but this model's input is tokens. Use another "
-            "method, such as integrated_gradients, which explains the output of an embedding"
-        )
+        from comgra_decl.hooks.probing.language import covered_tokens
+
+        return Drawn([Map(point.node, point.role, covered_tokens(spec, subject, point, classes))])
+    if isinstance(spec.baseline, TokenBaseline):
+        raise ProbeError("baseline: {token: ...} needs tokens, but the input is numbers")
     if value.dim() < dims + 1:
         raise ProbeError(
             f"occlusion with a window of {spec.window} needs a floating-point input with at least "

@@ -18,20 +18,20 @@ from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.probing.changes import Sampled, changed
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.places import (
-    Division,
     Modules,
     Named,
     Region,
+    Target,
     chosen,
-    division,
     mask,
+    of_samples,
     picked,
     with_tensor,
 )
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.boundaries import input_role
-from comgra_decl.spec.interventions import ChangeSpec, PartSpec, ProjectionChange
+from comgra_decl.spec.interventions import ChangeSpec, ProjectionChange
 
 
 class Call(NamedTuple):
@@ -130,20 +130,16 @@ class Tally:
 
 
 @dataclass
-class Edit:
+class Edit(Target):
     """One change in a pass.
 
     Attributes:
         spec: the change.
-        parts: the parts that `spec` names, and those of a sweep.
-        paths: the selected modules.
         regions: where the change is made; None: in the parts that `spec` names, in all modules.
         tally: counts what it has changed.
     """
 
     spec: ChangeSpec
-    parts: Mapping[str, PartSpec]
-    paths: Sequence[str]
     regions: Sequence[Region] | None = None
     tally: Tally = field(default_factory=Tally)
 
@@ -187,27 +183,10 @@ class Edit:
         own = where is not None and new.stride() == wanted
         return new if own else torch.empty_like(tensor).copy_(new)
 
-    def divisions(
-        self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
-    ) -> dict[str, Division]:
-        """Return how the parts divide a tensor of a module.
-
-        Raises:
-            ProbeError: they cannot divide it.
-        """
-        found = {
-            name: division(name, part, tensor.shape, heads(path))
-            for name, part in self.parts.items()
-        }
-        for name, each in found.items():
-            if each.dim == 0 and not self.spec.of_parameters:
-                raise ProbeError(f"{name}: {_of_samples(self.parts[name].dim, tensor)}")
-        return found
-
     def _check_direction(self, tensor: torch.Tensor) -> None:
         along = self.spec.do.dim if isinstance(self.spec.do, ProjectionChange) else None
         if along == -tensor.dim() and not self.spec.of_parameters:
-            raise ProbeError(_of_samples(along, tensor))
+            raise ProbeError(of_samples(along, tensor))
 
     def _regions(
         self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
@@ -217,10 +196,6 @@ class Edit:
         divisions = self.divisions(path, tensor, heads)
         indices = {name: chosen(name, self.parts[name], d.count) for name, d in divisions.items()}
         return [Region(None, None, indices)]
-
-
-def _of_samples(dim: int | None, tensor: torch.Tensor) -> str:
-    return f"dimension {dim} of a tensor of shape {list(tensor.shape)} is that of the samples"
 
 
 class Numbered(ABC):
@@ -331,8 +306,7 @@ class Editing(Numbered):
 
     def _at(self, path: str, number: int, side: str) -> Iterator[Edit]:
         for edit in self._edits:
-            here = edit.spec.role.startswith(side) and path in edit.paths
-            if here and edit.spec.iteration in (None, number):
+            if edit.means(path, number, side):
                 yield edit
 
     def _applied(self, edit: Edit, tensor: torch.Tensor, call: Call) -> torch.Tensor:

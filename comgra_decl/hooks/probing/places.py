@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,7 +15,8 @@ from comgra_decl.errors import ProbeError, did_you_mean
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.spec.globs import matches
-from comgra_decl.spec.interventions import KNOWN_PARTS, ChangeSpec, PartSpec
+from comgra_decl.spec.interventions import KNOWN_PARTS, PartSpec, PlaceSpec
+from comgra_decl.spec.nodes import Selector
 from comgra_decl.spec.selectors import is_selected, misses
 
 HEADS = ("num_heads", "n_heads", "nhead", "n_head", "num_attention_heads")
@@ -59,25 +60,28 @@ class Modules:
             if id(m) in clean.paths and name not in self.by_path
         }
 
-    def selected(self, change: ChangeSpec) -> list[str]:
+    def selected(self, change: PlaceSpec) -> list[str]:
         """Return the paths of the modules that a change selects, in the order of the model."""
+        return self.matching(change.select, change.exclude)
+
+    def matching(self, select: Sequence[Selector], exclude: Sequence[Selector] = ()) -> list[str]:
+        """Return the paths of the modules that selectors select, in the order of the model."""
+        facts = [facts_of(path, module) for path, module in self.by_path.items()]
+        return [f.path for f in facts if is_selected(select, f) and not is_selected(exclude, f)]
+
+    def unmatched(self, select: Sequence[Selector], where: str) -> list[str]:
+        """Return a sentence for each pattern that matches no module."""
         facts = [facts_of(path, module) for path, module in self.by_path.items()]
         return [
-            f.path
-            for f in facts
-            if is_selected(change.select, f) and not is_selected(change.exclude, f)
+            sentence + self._other_names(select) for sentence in misses(where, [*select], facts)
         ]
 
-    def problems(self, change: ChangeSpec, where: str) -> list[str]:
+    def problems(self, change: PlaceSpec, where: str) -> list[str]:
         """Return a sentence for each pattern and parameter of a change that does not exist."""
-        facts = [facts_of(path, module) for path, module in self.by_path.items()]
-        found = [
-            sentence + self._other_names(change)
-            for sentence in misses(f"{where}.select", change.select, facts)
-        ]
+        found = self.unmatched(change.select, f"{where}.select")
         paths = self.selected(change)
         if not found and not paths:
-            every = any(is_selected(change.select, f) for f in facts)
+            every = bool(self.matching(change.select))
             why = (
                 "exclude: excludes every selected module" if every else "select: selects no module"
             )
@@ -90,9 +94,9 @@ class Modules:
         computed = next(filter(None, (self._computed(p, change.role) for p in paths)), None)
         return [sentence + (computed or did_you_mean(change.role, known))]
 
-    def _other_names(self, change: ChangeSpec) -> str:
+    def _other_names(self, select: Sequence[Selector]) -> str:
         """Name the modules of which patterns match only further names."""
-        globs = [glob for selector in change.select for glob in selector.path]
+        globs = [glob for selector in select for glob in selector.path]
         return "".join(
             f"; {alias!r} is another name of {path!r}, so select {path!r}"
             for alias, path in self._aliases.items()
@@ -113,7 +117,7 @@ class Modules:
             return f"; {name} is computed from these parameters, so change one of them"
         return None
 
-    def parameters(self, path: str, change: ChangeSpec) -> list[tuple[str, torch.Tensor]]:
+    def parameters(self, path: str, change: PlaceSpec) -> list[tuple[str, torch.Tensor]]:
         """Return the parameters of a module that a change selects, with their names."""
         wanted = change.role
         own = _own(self.by_path[path])
@@ -208,6 +212,48 @@ def division(name: str, part: PartSpec, shape: Sequence[int], heads: int | None)
             f"divided into {groups} equal groups"
         )
     return Division(dim, groups, shape[dim] // groups)
+
+
+@dataclasses.dataclass
+class Target:
+    """Tensors of selected modules, and the parts that divide them.
+
+    Attributes:
+        spec: says which tensors.
+        parts: the parts that `spec` names, and those of a sweep.
+        paths: the selected modules.
+    """
+
+    spec: PlaceSpec
+    parts: Mapping[str, PartSpec]
+    paths: Sequence[str]
+
+    def means(self, path: str, number: int, side: str) -> bool:
+        """Return whether one of the tensors is on this side of a call (see `Numbered`)."""
+        here = path in self.paths and self.spec.role.startswith(side)
+        return here and self.spec.iteration in (None, number)
+
+    def divisions(
+        self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
+    ) -> dict[str, Division]:
+        """Return how the parts divide a tensor of a module.
+
+        Raises:
+            ProbeError: they cannot divide it.
+        """
+        found = {
+            name: division(name, part, tensor.shape, heads(path))
+            for name, part in self.parts.items()
+        }
+        for name, each in found.items():
+            if each.dim == 0 and not self.spec.of_parameters:
+                raise ProbeError(f"{name}: {of_samples(self.parts[name].dim, tensor)}")
+        return found
+
+
+def of_samples(dim: int | None, tensor: torch.Tensor) -> str:
+    """Explain why a dimension cannot be divided, or contain a direction."""
+    return f"dimension {dim} of a tensor of shape {list(tensor.shape)} is that of the samples"
 
 
 def chosen(name: str, part: PartSpec, count: int) -> list[int]:

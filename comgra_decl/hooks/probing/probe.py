@@ -423,7 +423,7 @@ class Probe:
         if made is None:
             return None
         top = pending.plan.top
-        for place in made.facts["places"]:
+        for place in [*made.facts["places"], *made.facts.get("into", ())]:
             place[0] = None if place[0] is None else top.node(place[0])
         if made.effects is not None:
             slot = self._own_slot(EFFECT_PREFIX + name, pending, "", "effect")

@@ -16,11 +16,12 @@ from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.samples import Samples, widened
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.spec.nodes import Selectors
+from comgra_decl.spec.pictures import TokenTarget
 from comgra_decl.spec.selectors import is_selected, misses
 from comgra_decl.torch_private import torch_pytree
 
-Target = int | str
-"""A class, or "label", "top" or "loss", as in the spec."""
+Target = int | str | TokenTarget
+"""A class, "label", "top", "loss" or a token, as in the spec."""
 
 
 @dataclass
@@ -59,11 +60,13 @@ class Tap:
             output = self.leaves[-1].clone()  # unlike a view, the model may write to it
         self.outputs[path] = output.detach().clone()
         if output.requires_grad:
-            output.register_hook(lambda gradient: self._keep(path, gradient))
-        return output
+            kept = self.gradients  # not self, whose tensors would keep the hook, and it them
 
-    def _keep(self, path: str, gradient: torch.Tensor) -> None:
-        self.gradients[path] = gradient.detach().clone()
+            def keep(gradient: torch.Tensor) -> None:
+                kept[path] = gradient.detach().clone()
+
+            output.register_hook(keep)
+        return output
 
 
 @dataclass(frozen=True)
@@ -121,12 +124,14 @@ class Subject:
 
     Attributes:
         rewind: puts the copy and all generators back into the state before the first pass.
+        facts: what is explained, in the form of `records.PICTURES`.
     """
 
     def __init__(self, copy: CleanCopy, samples: Samples) -> None:
         self.copy = copy
         self.samples = samples
         self.rewind: Callable[[], None] = lambda: None
+        self.facts: dict[str, Any] = {}
         self._classes = None if samples.classes is None else samples.classes.to(copy.device)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None) -> Any:
@@ -193,7 +198,8 @@ class Subject:
                 if tensor.dim() > 2:
                     raise ProbeError(
                         f"the model returns {list(tensor.shape)}; pictures explain outputs of the "
-                        "form [samples, classes] or [samples]"
+                        "form [samples, classes] or [samples], or those for a token at a position: "
+                        "`target: {token: top, position: -1}`"
                     )
                 tensor = widened(tensor)
                 return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor

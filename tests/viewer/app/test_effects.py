@@ -14,10 +14,12 @@ import torch
 from torch.nn import functional as F
 
 import comgra_decl
-from comgra_decl.viewer.model.effects import effect_tables
+from comgra_decl.viewer.model.circuits import circuit_drawing
+from comgra_decl.viewer.model.effects import effect_tables, place_effects
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
+from comgra_decl.viewer.panes.effects import cell_token
 from comgra_decl.viewer.panes.pictures import PicturesPane
 from tests.probing.attention import HEADS, TOKENS, Language
 
@@ -32,6 +34,11 @@ SPEC: dict[str, Any] = {
         "places": {**OUT, "sweep": ["node", "head", "position"], "every": 2},
         "positions": {**OUT, "sweep": "position"},
         "wrong": {**OUT, "measure": 99, "do": "zero"},
+        "paths": {
+            **OUT,
+            "into": ["blocks.*.attn", "blocks.*.mlp", "head"],
+            "sweep": ["node", "head", "into"],
+        },
     },
 }
 
@@ -59,7 +66,7 @@ def shown(view: RunView, **wanted: Any) -> Shown:
 
 def test_each_intervention_is_a_table_at_its_nearest_record(view: RunView) -> None:
     tables = {t.title.partition(":")[0]: t for t in effect_tables(view, "eyes", 2)}
-    assert [*tables] == ["no_mlp", "heads", "places", "positions", "wrong"]
+    assert [*tables] == ["no_mlp", "heads", "places", "positions", "wrong", "paths"]
     heads = tables["heads"]
     assert heads.nodes == ("blocks.0.attn.out", "blocks.1.attn.out")
     assert heads.columns == tuple(f"head {i}" for i in range(HEADS))
@@ -93,6 +100,73 @@ def test_a_row_selects_its_node_and_cells_have_the_numbers(view: RunView) -> Non
     assert pane.view.check({"send": "node:blocks.1.attn.out"})
     pane._on_message({"send": "node:blocks.1.attn.out"})
     assert chosen == [{"node": "blocks.1.attn.out"}]
+
+
+def test_a_cell_opens_the_samples_without_and_with_the_change(view: RunView) -> None:
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(view, step=2, node="head"))
+    token = cell_token("places", 5, 3)
+    assert pane.view.check({"send": token})
+    pane._on_message({"send": token})
+    html = pane.view.html
+    card = html[html.index("places: blocks.1.attn.out, head 1, position 3") :]
+    rows = re.findall(r"<tr><th>(\d)[^<]*</th>(.*?)</tr>", card.partition("</table>")[0])
+    facts = view.run.intervention_facts("places", 0)
+    place = [(0, "blocks.1.attn.out", 1, 3)]
+    (effects,) = view.run.effects("places", 0).loc[place, [*range(4)]].to_numpy()
+    assert len(rows) == 4
+    for number, cells in rows:
+        numbers = [float(cell.replace("\u2212", "-")) for cell in re.findall(r"<td>([^<]+)", cells)]
+        without, effect = facts["baseline"][int(number)], effects[int(number)]
+        np.testing.assert_allclose(numbers, [without, without + effect, effect], rtol=1e-3)
+    assert html.count('aria-selected="true"') == 1
+    pane._on_message({"send": token})
+    assert "without and with the change" not in pane.view.html
+    pane._on_message({"send": cell_token("heads", 1, 2)})
+    line = re.search(r'Mean effect over steps.*?points="([^"]+)"', pane.view.html)
+    assert line is not None
+    assert len(line[1].split()) == 2  # steps 0 and 2
+
+
+def test_places_of_each_form_of_sweep_have_the_effects_of_their_cell(view: RunView) -> None:
+    for table in effect_tables(view, "eyes", 2):
+        if table.values is None:
+            continue
+        for row, column in np.ndindex(table.values.shape):
+            found = place_effects(view, table, row, column)
+            assert found is not None
+            assert found.effects.mean() == pytest.approx(table.values[row, column], abs=1e-9)
+            assert found.node == table.nodes[row]
+    assert place_effects(view, table, 99, 0) is None
+
+
+def test_paths_are_drawn_as_a_circuit_from_left_to_right(view: RunView) -> None:
+    (table,) = (t for t in effect_tables(view, "eyes", 2) if t.name == "paths")
+    assert table.rows[1] == "blocks.0.attn.out, head 1"
+    assert table.columns == tuple(
+        f"\u2192 {path}"
+        for path in ("blocks.0.attn", "blocks.0.mlp", "blocks.1.attn", "blocks.1.mlp", "head")
+    )
+    drawing = circuit_drawing(view, table, 10)
+    assert drawing is not None
+    circuit = view.run.circuit("paths", table.step, strongest=10)
+    assert drawing.circuit == circuit
+    assert {*drawing.spots} == {*circuit.nodes}
+    pairs = [*((x.source, x.sink) for x in circuit.links), *circuit.parts]
+    for source, sink in pairs:
+        a, b = drawing.spots[source], drawing.spots[sink]
+        assert a.x + a.width < b.x
+    boxes = [*drawing.spots.values()]
+    assert all(b.x >= 0 and b.x + b.width <= drawing.width for b in boxes)
+    assert all(b.y >= 0 and b.y + b.height <= drawing.height for b in boxes)
+    assert [circuit_drawing(view, t, 10) for t in effect_tables(view, "eyes", 2)][:5] == [None] * 5
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(view, step=2, node="head"))
+    svg = pane.view.html[pane.view.html.index('class="circuit"') :].partition("</svg>")[0]
+    assert svg.count("stroke-width") == 10
+    pane._on_message({"send": "strongest:30"})
+    svg = pane.view.html[pane.view.html.index('class="circuit"') :].partition("</svg>")[0]
+    assert svg.count("stroke-width") == len(view.run.circuit("paths", 2, strongest=30).links)
 
 
 def test_without_interventions_the_lines_that_would_declare_some_are_shown(tmp_path: Path) -> None:
@@ -131,4 +205,19 @@ def test_the_browser_draws_the_tables(
         "all => all.map(cell => getComputedStyle(cell).backgroundColor)"
     )
     assert len(set(colours)) > 2
+    cell = card.locator("tbody td").first
+    cell.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    place = page.locator(".card", has=page.get_by_role("heading", name="heads: blocks.1.attn.out"))
+    expect(place.get_by_role("heading")).to_have_text("heads: blocks.1.attn.out, head 1")
+    expect(place.locator("tbody tr")).to_have_count(4)
+    expect(page.locator("td[aria-selected]")).to_have_count(1)
+    circuit = page.locator(".card", has=page.get_by_role("heading", name="paths: circuit"))
+    expect(circuit.locator("svg.circuit path[stroke]")).to_have_count(10)
+    circuit.get_by_role("button", name="30").click()
+    expect(circuit.locator("svg.circuit path[stroke]")).to_have_count(24)
+    circuit.screenshot(path=tmp_path / "circuit.png")
+    place.screenshot(path=tmp_path / "place.png")
     page.screenshot(path=tmp_path / "effects.png", full_page=True)

@@ -1,0 +1,306 @@
+"""What a token that a language model predicts depends on: targets, covered tokens and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.functions.attention import FusedCall, recomputed_weights
+from comgra_decl.hooks.probing.samples import widened
+from comgra_decl.hooks.probing.subject import Point, Subject, Target
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.spec.pictures import (
+    AttentionRolloutSpec,
+    OcclusionSpec,
+    TokenBaseline,
+    TokenTarget,
+)
+
+
+class TokenSubject(Subject):
+    """A subject whose outputs are those for the tokens at one position.
+
+    Args:
+        of: the copy of the model and the samples.
+        target: the token that is explained.
+    """
+
+    def __init__(self, of: Subject, target: TokenTarget) -> None:
+        super().__init__(of.copy, of.samples)
+        self.rewind = of.rewind
+        self.facts = {"score": target.score}
+        self._target = target
+        self._length = 0
+        self._other: torch.Tensor | None = None
+
+    def scores_of(self, output: Any) -> torch.Tensor:
+        """Return the outputs for all tokens, [samples, tokens], at least in float32."""
+        size = len(self.samples)
+        for _, tensor in tensors_in(output):
+            if tensor.is_floating_point() and tensor.dim() > 1 and len(tensor) == size:
+                if tensor.dim() > 3:
+                    break
+                scores = widened(self._placed(tensor))
+                return scores.log_softmax(1) if self._target.score != "logit" else scores
+        raise ProbeError(
+            "a token is explained if the model returns [samples, positions, tokens] or [samples, "
+            "classes], which this model does not"
+        )
+
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 2:
+            return tensor
+        self._length, position = tensor.shape[1], self._target.position
+        if not -self._length <= position < self._length:
+            raise ProbeError(
+                f"position {position} does not exist; the model returns {self._length}"
+            )
+        return tensor[:, position]
+
+    def classes(self, target: Target) -> torch.Tensor | None:
+        """Return the token that is explained for each sample.
+
+        Raises:
+            ProbeError: there is no such token.
+        """
+        with torch.no_grad():
+            scores = self.call()
+        wanted = self._target
+        if wanted.token == "top":
+            found = scores.argmax(1)
+        elif wanted.token == "next":
+            found = self._next().to(scores.device)
+        else:
+            found = self._listed(wanted.token, scores)
+        if wanted.rather_than is not None:
+            self._other = self._listed(wanted.rather_than, scores)
+            self.facts["rather_than"] = self._other.tolist()
+        if self._length:
+            self.facts["position"] = wanted.position
+        named = [*found.tolist(), *self.facts.get("rather_than", ())]
+        wrong = [token for token in named if not 0 <= token < scores.shape[1]]
+        if wrong:
+            raise ProbeError(f"token {wrong[0]} does not exist; the model has {scores.shape[1]}")
+        return found
+
+    def _listed(self, tokens: int | Sequence[int], scores: torch.Tensor) -> torch.Tensor:
+        if isinstance(tokens, int):
+            return torch.full((len(scores),), tokens, device=scores.device)
+        if len(tokens) != len(scores):
+            raise ProbeError(f"{len(tokens)} tokens are given for {len(scores)} samples")
+        return torch.tensor(tokens, device=scores.device)
+
+    def _next(self) -> torch.Tensor:
+        """Return the token of the input that follows the explained position."""
+        place = self._target.position % self._length + 1 if self._length else 0
+        given = [*tensors_in(self.samples.args), *tensors_in(self.samples.kwargs)]
+        for _, tensor in given:
+            usable = tensor.dtype == torch.int64 and tensor.shape[1:] == (self._length,)
+            if usable and place < self._length:
+                return tensor[:, place]
+        raise ProbeError(
+            f"no token of the input follows position {self._target.position}; name the `token`, or "
+            "choose an earlier `position`"
+        )
+
+    def explained(
+        self, scores: torch.Tensor, classes: torch.Tensor | None, target: Target
+    ) -> torch.Tensor:
+        """Return the output for the token, minus that for the other one, [samples]."""
+        assert classes is not None  # see `classes`
+        found = scores.gather(1, classes[:, None])
+        if self._other is not None:
+            found = found - scores.gather(1, self._other[:, None])
+        return found[:, 0]
+
+
+# -- covered tokens ----------------------------------------------------------------------------
+
+
+def covered_tokens(
+    spec: OcclusionSpec, subject: Subject, point: Point, classes: torch.Tensor | None
+) -> torch.Tensor:
+    """Return the mean drop in the explained number over the windows that cover each token.
+
+    Args:
+        spec: the picture.
+        subject: the copy of the model and the samples.
+        point: the embedding's output, [samples, positions, ...].
+        classes: the class that is explained for each sample.
+
+    Returns:
+        [samples, positions].
+
+    Raises:
+        ProbeError: the window or the token does not fit.
+    """
+    value = point.value
+    if len(spec.window) > 1 or value.dim() < 3:
+        raise ProbeError(
+            f"the input is tokens, so that a window covers positions: write `window: [1]` instead "
+            f"of {spec.window}"
+        )
+    size, width = value.shape[1], spec.window[0]
+    cover = _cover(spec, subject, point)
+    with torch.no_grad():
+        whole = subject.explained(subject.call(point), classes, spec.target)
+        total = torch.zeros(value.shape[:2], dtype=whole.dtype, device=value.device)
+        times = torch.zeros(size, dtype=whole.dtype, device=value.device)
+        begin = 0
+        while True:
+            here = slice(begin, begin + width)
+            hidden = value.clone()
+            hidden[:, here] = cover
+            scores = subject.call(replace(point, value=hidden))
+            total[:, here] += (whole - subject.explained(scores, classes, spec.target))[:, None]
+            times[here] += 1
+            if begin + width >= size:
+                return total / times
+            begin += spec.stride
+
+
+def _cover(spec: OcclusionSpec, subject: Subject, point: Point) -> torch.Tensor | float:
+    """Return what replaces the embedding of a token."""
+    if spec.baseline == "mean":
+        return point.value.mean(1, keepdim=True)
+    if not isinstance(spec.baseline, TokenBaseline):
+        assert isinstance(spec.baseline, (int, float))
+        return float(spec.baseline)
+    modules = {subject.copy.paths[id(m)]: m for m in subject.copy.module.modules()}
+    embedding = modules[point.node or ""]
+    assert isinstance(embedding, nn.Embedding)  # see `Subject.point`
+    token = spec.baseline.token
+    if token >= embedding.num_embeddings:
+        raise ProbeError(
+            f"token {token} does not exist; {point.node} has {embedding.num_embeddings}"
+        )
+    with torch.no_grad():
+        found: torch.Tensor = embedding(torch.tensor([token], device=point.value.device))
+    return found
+
+
+# -- attention rollout -------------------------------------------------------------------------
+
+
+def attention_rollout(spec: AttentionRolloutSpec, subject: Subject) -> torch.Tensor:
+    """Return the attention of a position to each position of the input, [samples, positions].
+
+    With the weights A of a layer, as means over heads, and the share r of the residual connection,
+    each layer mixes positions by r I + (1 - r) A, with rows that are divided by their sum. The
+    result is the product over the layers, the last one on the left (Abnar and Zuidema 2020).
+
+    Raises:
+        ProbeError: the model has no self-attention whose weights can be read.
+    """
+    args, kwargs = subject.samples.to(subject.copy.device)
+    watch = _AskForWeights(len(subject.samples))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # its kernel bypasses modules and functions
+    try:
+        with torch.no_grad(), _AttentionCalls(watch):
+            subject.run(args, kwargs, watch)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    layers = watch.weights
+    if not layers:
+        raise ProbeError(
+            "the model has no self-attention whose weights can be read. They are read from "
+            "nn.MultiheadAttention, scaled_dot_product_attention and softmax"
+        )
+    sizes = {len(weights[0]) for weights in layers}
+    if len(sizes) > 1:
+        raise ProbeError(
+            f"attention rollout needs as many positions in each layer, but there are "
+            f"{', '.join(map(str, sorted(sizes)))}"
+        )
+    (size,) = sizes
+    if not -size <= spec.position < size:
+        raise ProbeError(f"position {spec.position} does not exist; attention has {size}")
+    same = torch.eye(size, dtype=torch.float64, device=layers[0].device)
+    rolled = same.expand(len(layers[0]), size, size)
+    for weights in layers:
+        mixed = spec.residual * same + (1 - spec.residual) * weights.double()
+        rolled = mixed / mixed.sum(-1, keepdim=True) @ rolled
+    return rolled[:, spec.position].to(torch.float32)
+
+
+_ARGUMENTS = (
+    *("query", "key", "value", "key_padding_mask", "need_weights"),
+    *("attn_mask", "average_attn_weights", "is_causal"),
+)
+"""The arguments of `nn.MultiheadAttention` in order."""
+
+
+class _AskForWeights:
+    """Collects the attention weights of each layer, [samples, queries, keys], in order.
+
+    Attributes:
+        weights: the weights of self-attention, as means over heads.
+        inside: whether a module of torch is called, which returns its own weights.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self.weights: list[torch.Tensor] = []
+        self.inside = False
+        self._samples = samples
+        self._asked: tuple[bool, ...] = True, True  # for weights, and for their mean over heads
+
+    def take(self, weights: torch.Tensor) -> None:
+        """Take the weights of one layer, [samples * heads, ...] or [samples, heads, ...]."""
+        square = weights.dim() > 2 and weights.shape[-1] == weights.shape[-2]
+        if square and not weights.shape[0] % self._samples:
+            by_head = weights.detach().reshape(self._samples, -1, *weights.shape[-2:])
+            self.weights.append(widened(by_head).mean(1))
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Ask torch's module for weights, which it otherwise does not compute."""
+        if not isinstance(module, nn.MultiheadAttention):
+            return None
+        self.inside = True
+        given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
+        wanted = {"need_weights": True, "average_attn_weights": False}
+        self._asked = tuple(bool(given.get(name, True)) for name in wanted)
+        return (), {**given, **wanted}
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Take the weights, and return what the model expects."""
+        if not isinstance(module, nn.MultiheadAttention):
+            return output
+        self.inside = False
+        found, weights = output
+        self.take(weights)
+        asked, averaged = self._asked
+        return found, (weights.mean(-3) if averaged else weights) if asked else None
+
+
+class _AttentionCalls(TorchFunctionMode):
+    """Takes the weights of attention that functions compute."""
+
+    _SOFTMAX = frozenset({F.softmax, torch.softmax, torch.Tensor.softmax})
+
+    def __init__(self, watch: _AskForWeights) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self._watch.inside:
+            return result
+        if func is F.scaled_dot_product_attention:
+            call = FusedCall(*args, **(kwargs or {}))
+            most = call.weights_per_sample
+            self._watch.take(recomputed_weights(call, samples=len(call.query), most=most))
+        elif func in self._SOFTMAX:
+            self._watch.take(result)
+        return result

@@ -1,0 +1,107 @@
+"""The strongest paths of an intervention are a graph, which other programs read."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import networkx as nx
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from comgra_decl.cli.main import app
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.export import export_run
+from comgra_decl.query import Run
+from tests.probing.attention import Language
+from tests.probing.test_paths import HEADS_TO_READERS, WRITERS, recorded
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    torch.manual_seed(0)
+    declared = {
+        "layers": {**WRITERS, "sweep": ["node", "into"]},
+        "heads": {**HEADS_TO_READERS, "sweep": ["node", "head", "into", "into.position"]},
+        "whole": {**WRITERS, "sweep": "node"},
+        "plain": {"select": "blocks.*", "do": "zero", "sweep": "node"},
+    }
+    return recorded(tmp_path_factory.mktemp("runs"), Language(), declared)
+
+
+def test_a_circuit_has_the_strongest_paths_and_counts_the_others(run: Run) -> None:
+    means = run.effects("layers", 0)["mean"].droplevel("step")
+    strongest = means.abs().nlargest(6)
+    circuit = run.circuit("layers", strongest=6)
+    assert [(x.source, x.sink) for x in circuit.links] == strongest.index.to_list()
+    assert [abs(x.effect) for x in circuit.links] == strongest.to_list()
+    assert circuit.links[0].effect == means[circuit.links[0].source, circuit.links[0].sink]
+    assert {*circuit.nodes} == {n for pair in strongest.index for n in pair}
+    assert all(name == module for name, module in circuit.nodes.items())
+    assert circuit.parts == ()  # what a layer reads and writes is one node
+    assert circuit.omitted == (means != 0).sum() - 6
+    above = run.circuit("layers", 0, above=strongest.iloc[2])
+    assert above.links == circuit.links[:2]
+    everything = run.circuit("layers")
+    assert len(everything.links) == (means != 0).sum()
+    assert run.circuit("layers", above=1e9).links == ()
+
+
+def test_parts_are_places_of_their_own_within_what_they_belong_to(run: Run) -> None:
+    circuit = run.circuit("heads", strongest=40)
+    sources = {link.source for link in circuit.links}
+    sinks = {link.sink for link in circuit.links}
+    assert all(re.fullmatch(r"blocks\.[01]\.attn\.out, head [0-3]", name) for name in sources)
+    assert all(re.fullmatch(r"(blocks\.[01]\.\w+|head), position [0-5]", name) for name in sinks)
+    expected = {
+        (sink, source)
+        for sink in sinks
+        for source in sources
+        if sink.partition(", ")[0] == source.partition(".out")[0]
+    }
+    assert {*circuit.parts} == expected
+    assert expected
+
+
+@pytest.mark.parametrize(("name", "why"), [("whole", "into"), ("plain", "into"), ("leyers", "did")])
+def test_what_has_no_paths_has_no_circuit(name: str, why: str, run: Run) -> None:
+    with pytest.raises(UnknownNameError, match=why):
+        run.circuit(name)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated - use.*:DeprecationWarning")
+def test_graph_libraries_read_an_exported_circuit(run: Run, tmp_path: Path) -> None:
+    pydot = pytest.importorskip("pydot")
+    circuit = run.circuit("heads", strongest=12)
+    effects = {(link.source, link.sink): link.effect for link in circuit.links}
+    graphml = nx.read_graphml(export_run(run, tmp_path / "g.xml", "graphml", circuit=circuit))
+    assert nx.get_edge_attributes(graphml, "effect") == effects
+    assert {*graphml.edges} == {*effects, *circuit.parts}
+    whole = json.loads(export_run(run, tmp_path / "g.json", "json", circuit=circuit).read_text())
+    linked = nx.node_link_graph(whole, edges="edges")
+    assert nx.get_edge_attributes(linked, "effect") == effects
+    (dot,) = pydot.graph_from_dot_file(
+        str(export_run(run, tmp_path / "g.dot", "dot", circuit=circuit))
+    )
+    found = {edge: (edge.get_source(), edge.get_destination()) for edge in dot.get_edges()}
+    drawn = {(a.strip('"'), b.strip('"')): edge for edge, (a, b) in found.items()}
+    assert {*drawn} == {*effects, *circuit.parts}
+    widths = {pair: float(drawn[pair].get("penwidth")) for pair in effects}
+    assert max(widths.values()) == 5.0
+    assert max(widths, key=widths.__getitem__) == (circuit.links[0].source, circuit.links[0].sink)
+    text = export_run(run, tmp_path / "g.mermaid", "mermaid", circuit=circuit).read_text()
+    assert text.count("-->") == len(effects)
+    assert all(f'|"{effect:.3g}"|' in text for effect in effects.values())
+    with pytest.raises(UnknownNameError, match="choose one of graphml, json, dot, mermaid"):
+        export_run(run, tmp_path / "g.onnx", "onnx", circuit=circuit)
+
+
+def test_the_command_line_exports_the_paths_above_a_limit(run: Run, tmp_path: Path) -> None:
+    limit = run.circuit("layers").links[4]
+    where = ["export", str(run.path), str(tmp_path / "g.json"), "--format", "json"]
+    limits = ["--circuit", "layers", "--above", str(abs(limit.effect)), "--strongest", "3"]
+    assert CliRunner().invoke(app, [*where, *limits]).exit_code == 0
+    found = json.loads((tmp_path / "g.json").read_text())
+    assert len(found["edges"]) == 3

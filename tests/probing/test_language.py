@@ -1,0 +1,260 @@
+"""What explains a predicted token equals Captum's result on embeddings, and explicit formulas."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.probing.subject import Tap
+from tests.probing.attention import HEADS, TOKENS, WIDTH, Change, Classifier, Language, hooked
+from tests.probing.nets import Transformer
+from tests.probing.test_methods import picture, same, subject_of, values
+
+LENGTH = 6
+WORDS = torch.randint(TOKENS, (3, LENGTH), generator=torch.Generator().manual_seed(4))
+
+
+@pytest.fixture
+def model() -> Language:
+    torch.manual_seed(0)
+    return Language().double().eval()
+
+
+def from_embedding(model: nn.Module, at: int) -> Callable[[Tensor], Tensor]:
+    """Return the function from the embeddings to the logits at a position."""
+
+    def run(embedded: Tensor) -> Tensor:
+        tokens = torch.zeros(embedded.shape[:2], dtype=torch.int64)
+        with hooked(model, [("embed", "output", lambda _: embedded)]):
+            return model(tokens)[:, at]
+
+    return run
+
+
+@pytest.mark.parametrize("at", [-1, 2])
+def test_gradient_methods_equal_captum_on_the_embeddings(model: Language, at: int) -> None:
+    captum = pytest.importorskip("captum.attr")
+    run, token = from_embedding(model, at), 5
+    embedded = model.embed(WORDS).detach().requires_grad_()
+    target = {"token": token, "position": at}
+    same(
+        values(model, WORDS, method="saliency", target=target),
+        captum.Saliency(run).attribute(embedded, target=token),
+    )
+    same(
+        values(model, WORDS, method="input_x_gradient", target=target),
+        captum.InputXGradient(run).attribute(embedded, target=token),
+    )
+    theirs = captum.IntegratedGradients(run).attribute(embedded, target=token, n_steps=30)
+    drawn = picture(model, WORDS, method="integrated_gradients", points=30, target=target)
+    same(drawn.maps[0].values, theirs)
+    assert (drawn.maps[0].node, drawn.maps[0].role) == ("embed", "output")
+    later = slice(at + 1, None) if at >= 0 else slice(LENGTH, None)
+    assert not drawn.maps[0].values[:, later].any()  # a causal model does not see what follows
+
+
+def test_occlusion_equals_captum_with_tokens_as_features(model: Language) -> None:
+    captum = pytest.importorskip("captum.attr")
+    run, token = from_embedding(model, -1), 5
+    embedded = model.embed(WORDS).detach()
+    given: dict[str, Any] = {"method": "occlusion", "target": {"token": token}}
+    for width, stride in ((1, 1), (3, 2)):
+        theirs = captum.Occlusion(run).attribute(
+            embedded, (width, WIDTH), (stride, WIDTH), target=token, baselines=0.0
+        )[..., 0]
+        same(values(model, WORDS, window=[width], stride=stride, **given), theirs)
+    # Embedding a token is replacing it.
+    covered = values(model, WORDS, window=[1], baseline={"token": 7}, **given)
+    with torch.no_grad():
+        whole = model(WORDS)[:, -1, token]
+        for i in range(LENGTH):
+            other = WORDS.clone()
+            other[:, i] = 7
+            drop = whole - model(other)[:, -1, token]
+            torch.testing.assert_close(covered[:, i], drop, rtol=0, atol=1e-12)
+        means = values(model, WORDS, window=[1], baseline="mean", **given)
+        hidden = embedded.clone()
+        hidden[:, 2] = embedded.mean(1)
+        torch.testing.assert_close(means[:, 2], whole - run(hidden)[:, token], rtol=0, atol=1e-12)
+
+
+def test_a_token_rather_than_another_is_the_difference_of_both(model: Language) -> None:
+    leaf = model.embed(WORDS).detach().requires_grad_()
+    scores = from_embedding(model, 3)(leaf)
+    best, others = scores.argmax(1), [1, 2, 3]
+    for score in ("logit", "log_probability"):  # the normalisation cancels out
+        target = {"rather_than": others, "position": 3, "score": score}
+        drawn = picture(model, WORDS, method="input_x_gradient", target=target)
+        total = (scores[range(3), best] - scores[range(3), others]).sum()
+        (gradient,) = torch.autograd.grad(total, leaf, retain_graph=True)
+        same(drawn.maps[0].values, leaf.detach() * gradient)
+        assert drawn.facts == {
+            "method": "input_x_gradient",
+            "target": best.tolist(),
+            "rather_than": others,
+            "position": 3,
+            "score": score,
+        }
+    # The next token of the input, and its log-probability.
+    target = {"token": "next", "position": 1, "score": "log_probability"}
+    drawn = picture(model, WORDS, method="saliency", target=target)
+    assert drawn.facts["target"] == WORDS[:, 2].tolist()
+    likely = from_embedding(model, 1)(leaf).log_softmax(1)[range(3), WORDS[:, 2]]
+    (gradient,) = torch.autograd.grad(likely.sum(), leaf)
+    same(drawn.maps[0].values, gradient.abs())
+
+
+def test_classifiers_of_tokens_have_contrasts_too() -> None:
+    torch.manual_seed(0)
+    model = Classifier().double().eval()
+    both = [values(model, WORDS, method="input_x_gradient", target=c) for c in (2, 0)]
+    contrast = values(
+        model, WORDS, method="input_x_gradient", target={"token": 2, "rather_than": 0}
+    )
+    same(contrast, both[0] - both[1])
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"target": "top"}, "target: {token: top, position: -1}"),
+        ({"target": {"token": 11}}, "token 11 does not exist; the model has 11"),
+        ({"target": {"token": 1, "rather_than": 12}}, "token 12 does not exist"),
+        ({"target": {"token": [1, 2]}}, "2 tokens are given for 3 samples"),
+        ({"target": {"position": 6}}, "position 6 does not exist; the model returns 6"),
+        ({"target": {"token": "next"}}, "no token of the input follows position -1"),
+        (
+            {"method": "occlusion", "window": [2, 2], "target": {}},
+            "a window covers positions: write `window: \\[1\\]`",
+        ),
+        (
+            {"method": "occlusion", "window": [1], "baseline": {"token": 11}, "target": {}},
+            "token 11 does not exist; embed has 11",
+        ),
+        ({"method": "attention_rollout", "position": 6}, "position 6 does not exist"),
+    ],
+)
+def test_what_cannot_be_explained_is_refused(
+    spec: dict[str, Any], why: str, model: Language
+) -> None:
+    with pytest.raises(ProbeError, match=why):
+        picture(model, WORDS, **{"method": "saliency", **spec})
+
+
+def test_nothing_is_left_of_a_pass_with_gradients(model: Language) -> None:
+    subject = subject_of(model, WORDS)
+    value = model.embed(WORDS).detach().requires_grad_()
+    tap = Tap(frozenset({"embed"}), replace={"embed": value.clone()})
+    with torch.enable_grad():
+        output = subject.run((WORDS,), {}, tap)
+        torch.autograd.grad(output.sum(), value)
+    left = weakref.ref(tap)
+    del tap, output, value
+    gc.collect()
+    assert left() is None
+
+
+# -- attention rollout ----------------------------------------------------------------------------
+
+
+def rollout(layers: list[np.ndarray[Any, Any]], residual: float = 0.5) -> np.ndarray[Any, Any]:
+    """Return the rollout by the formula of Abnar and Zuidema; layers are [heads, query, key]."""
+    joint = np.eye(layers[0].shape[-1])
+    for weights in layers:
+        mixed = residual * np.eye(len(joint)) + (1 - residual) * weights.mean(0)
+        joint = mixed / mixed.sum(-1, keepdims=True) @ joint
+    return joint
+
+
+def weights_by_hand(model: Language) -> list[np.ndarray[Any, Any]]:
+    """Return the attention weights of each block, [samples, heads, query, key]."""
+    found = []
+
+    def keep(qkv: Tensor) -> Tensor:
+        q, k, _ = (x.unflatten(-1, (HEADS, -1)).transpose(1, 2) for x in qkv.chunk(3, -1))
+        scores = q @ k.transpose(-1, -2) / (WIDTH // HEADS) ** 0.5
+        hidden = torch.ones(LENGTH, LENGTH).tril() == 0
+        found.append(scores.masked_fill(hidden, -torch.inf).softmax(-1).numpy())
+        return qkv
+
+    names = ["blocks.0.attn.qkv", "blocks.1.attn.qkv"]
+    paths: list[tuple[str, str, Change]] = [(name, "output", keep) for name in names]
+    with hooked(model, paths), torch.no_grad():
+        model(WORDS)
+    return found
+
+
+@pytest.mark.parametrize(("residual", "position"), [(0.5, -1), (0.2, 3)])
+def test_the_rollout_of_fused_attention_is_that_of_the_formula(
+    residual: float, position: int, model: Language
+) -> None:
+    by_layer = weights_by_hand(copy.deepcopy(model))
+    found = values(
+        model, WORDS, method="attention_rollout", residual=residual, position=position
+    ).numpy()
+    for i in range(len(WORDS)):
+        wanted = rollout([layer[i] for layer in by_layer], residual)[position]
+        np.testing.assert_allclose(found[i], wanted, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found.sum(1), 1.0, atol=1e-6)
+
+
+def test_the_rollout_of_torchs_modules_which_return_no_weights() -> None:
+    torch.manual_seed(0)
+    model = Transformer().eval()
+    found = values(model, WORDS, method="attention_rollout", position=0).numpy()
+    x, layers = model.embed(WORDS), []
+    with torch.no_grad():
+        for layer in model.encoder.layers:
+            assert isinstance(layer, nn.TransformerEncoderLayer)
+            layers.append(layer.self_attn(x, x, x, average_attn_weights=False)[1].numpy())
+            x = layer(x)
+    for i in range(len(WORDS)):
+        wanted = rollout([weights[i] for weights in layers])[0]
+        np.testing.assert_allclose(found[i], wanted, rtol=0, atol=1e-6)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_models_of_transformers(attention: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    shape = {"n_layer": 2, "n_head": 4, "n_embd": 16, "vocab_size": 31, "n_positions": 8}
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(**shape, attn_implementation=attention)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    found = values(model, WORDS, method="attention_rollout").numpy()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        layers = [each.numpy() for each in model(WORDS, output_attentions=True).attentions]
+    for i in range(len(WORDS)):
+        wanted = rollout([weights[i] for weights in layers])[-1]
+        np.testing.assert_allclose(found[i], wanted, rtol=0, atol=1e-6)
+    target = {"token": 5, "rather_than": 7}
+    ours = values(model, WORDS, method="input_x_gradient", target=target)
+    leaf = model.transformer.wte(WORDS).detach().requires_grad_()
+    logits = model(inputs_embeds=leaf).logits[:, -1]
+    (gradient,) = torch.autograd.grad((logits[:, 5] - logits[:, 7]).sum(), leaf)
+    same(ours, (leaf * gradient).detach(), 1e-5)
+
+
+class NoAttention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(TOKENS, 4), nn.Linear(4, TOKENS)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens))
+
+
+def test_a_model_without_attention_has_no_rollout() -> None:
+    with pytest.raises(ProbeError, match="no self-attention whose weights can be read"):
+        picture(NoAttention(), WORDS, method="attention_rollout")
