@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, shown
-from comgra_decl.pictures import cloud, likeness, predictions, units
+from comgra_decl.pictures import cloud, layouts, likeness, predictions, units
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import (
     EIGENVALUES,
@@ -232,6 +232,19 @@ class Pictures:
         return [str(i + 1 if i < top else i - count) for i in range(count)]
 
     # -- computed from records
+
+    def layout(self, node: str, method: str) -> Picture:
+        """Return a layout of a node's values by t-SNE or UMAP; see `Run.embedding`."""
+        values = self._over_steps(self._slot(node), self._steps(), node)
+        points = np.stack([v.reshape(len(v), -1) for v in values.values()]).astype(np.float64)
+        try:
+            placed = layouts.layout(points, method)
+        except ValueError as error:
+            raise UnknownNameError(f"{node!r} has no cloud: {error}.") from None
+        labels = {"step": [*values], SAMPLE: self._labels([*values][-1])}
+        facts = {"method": method, "trustworthiness": layouts.trustworthiness(points, placed)}
+        axes = ("step", SAMPLE, "component")
+        return Picture("cloud", placed, axes, node, None, labels, facts)
 
     def embedding(self, node: str, basis: str | Basis = "all") -> Picture:
         """Return a cloud of a node's values; see `Run.embedding`."""

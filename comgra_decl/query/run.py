@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
+from comgra_decl.pictures import layouts
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import AUTOMATIC, MEMORY, PROFILE, Structure
 from comgra_decl.spec.probes import probe_type
@@ -642,21 +643,46 @@ class Run(RunFacts):
         return Pictures(self, self._snapshot, type).facts(step)
 
     def embedding(
-        self, node: str, basis: str | Basis = "all", *, type: str | None = None
+        self,
+        node: str,
+        basis: str | Basis = "all",
+        *,
+        method: str = "pca",
+        type: str | None = None,
     ) -> Picture:
-        """Return the principal components of a node's values, [steps, samples, 2].
+        """Return a node's values as points in the plane, [steps, samples, 2].
 
-        All steps share one basis, so that points move only if the values do. To use the same basis
-        for later records, pass `embedding(...).basis`.
+        By default, these are principal components. All steps share one basis, so that points move
+        only if the values do. To use the same basis for later records, pass
+        `embedding(...).basis`.
+
+        `method="tsne"` and `method="umap"` need the extra `projections`. t-SNE begins at each step
+        with the layout of the step before it; UMAP lays out all steps together (AlignedUMAP). A
+        further record changes the layout of all steps by UMAP. `facts["trustworthiness"]` states,
+        for each step, how far neighbours in the plane are neighbours in the values; at most 1.
 
         Args:
             node: the node.
-            basis: the steps to which the basis is fitted, "all" or "last", or an existing basis.
+            basis: the steps to which the basis is fitted, "all" or "last", or an existing basis;
+                for principal components only.
+            method: "pca", "tsne" or "umap".
             type: type of execution; None: the first probe, or training if there is no probe.
 
         Raises:
-            UnknownNameError: no values of this node were recorded, or too few.
+            UnknownNameError: no values of this node were recorded, or too few; or there is no such
+                method.
+            MissingPackageError: openTSNE or umap-learn is not installed.
         """
+        if method in layouts.METHODS:
+            if basis != "all":
+                raise UnknownNameError(f"method={method!r} has no basis; omit `basis`.")
+            return Pictures(self, self._snapshot, type).layout(node, method)
+        if method != "pca":
+            known = ("pca", *layouts.METHODS)
+            raise UnknownNameError(
+                f"method={shown(method)} is not one of {', '.join(known)}"
+                f"{did_you_mean(method, known)}."
+            )
         return Pictures(self, self._snapshot, type).embedding(node, basis)
 
     def similarity(

@@ -6,6 +6,7 @@ import struct
 import zlib
 from base64 import b64encode
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from comgra_decl.viewer.model.tokens import labels
 _MOST_SAMPLES = 64
 _MOST_NODES = 32
 _MOST_POINTS = 2000
+_MOST_LAID_OUT = 2000
+"""Most points of all steps that t-SNE lays out while one waits."""
 
 Image = NDArray[np.uint8]
 
@@ -74,14 +77,25 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Cloud:
-    """Principal components of a node, [samples, 2], in a frame that is the same at all steps."""
+    """Points of a node, [samples, 2], in a frame that is the same at all steps.
+
+    Attributes:
+        points: the points at this step.
+        low: the lowest coordinates at all steps.
+        high: the highest ones.
+        labels: the label of each sample.
+        note: how they were computed.
+        steps: the number of steps in the frame.
+        method: "pca" or "tsne".
+    """
 
     points: NDArray[np.float64]
     low: tuple[float, float]
     high: tuple[float, float]
     labels: list[str]
-    explained: tuple[float, ...]
+    note: str
     steps: int
+    method: str = "pca"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +166,14 @@ def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
     return tuple(found)
 
 
-def album(view: RunView, at: Selection) -> Album:
-    """Return the pictures at the probe's record nearest to the selected step."""
+def album(view: RunView, at: Selection, method: str = "pca") -> Album:
+    """Return the pictures at the probe's record nearest to the selected step.
+
+    Args:
+        view: the run.
+        at: what is selected.
+        method: how the cloud is laid out, "pca" or "tsne".
+    """
     exhibits = _exhibits(view, at.step)
     types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
     type_ = at.type if at.type in types else types[0] if types else ""
@@ -170,7 +190,7 @@ def album(view: RunView, at: Selection) -> Album:
         tiles,
         _cards(view, type_, step, sample),
         _landscapes(view, type_, step),
-        _cloud(view, type_, step, at.node),
+        _cloud(view, type_, step, at.node, method),
         _computed(view, "likeness", type_, step),
         _computed(view, "confusion", type_, step),
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
@@ -425,19 +445,32 @@ def png(image: Image) -> str:
 # -- clouds ------------------------------------------------------------------------------------
 
 
-def _cloud(view: RunView, type_: str, step: int, node: str) -> Cloud | str:
+def layouts_here() -> list[str]:
+    """Return the methods that can lay out a cloud, according to the installed packages."""
+    return ["pca", *(["tsne"] if find_spec("openTSNE") else [])]
+
+
+def _cloud(view: RunView, type_: str, step: int, node: str, method: str) -> Cloud | str:
     try:
-        # kept, so that new records do not move the drawn points
-        basis: Basis | None = view.ever(
-            ("basis", type_, node), lambda: view.run.embedding(node, type=type_).basis
-        )
-        assert basis is not None
-        all_steps: Picture = view.now(
-            ("cloud", type_, node), lambda: view.run.embedding(node, basis, type=type_)
-        )
+        if method == "tsne":
+            placed = view.now(("tsne", type_, node), lambda: _laid_out(view, node, type_))
+            trust = placed.facts["trustworthiness"]
+            steps = placed.labels["step"]
+            note = f"t-SNE, trustworthiness {trust[steps.index(step)]:.2f}" if step in steps else ""
+        else:
+            # kept, so that new records do not move the drawn points
+            basis: Basis | None = view.ever(
+                ("basis", type_, node), lambda: view.run.embedding(node, type=type_).basis
+            )
+            assert basis is not None
+            placed = view.now(
+                ("cloud", type_, node), lambda: view.run.embedding(node, basis, type=type_)
+            )
+            shares = " and ".join(f"{100 * share:.0f} %" for share in basis.explained.tolist())
+            note = f"principal components with {shares} of the variance"
     except ComgraError as error:
         return str(error)
-    steps, values = all_steps.labels["step"], all_steps.values
+    steps, values = placed.labels["step"], placed.values
     if step not in steps:
         return f"{node} was recorded with a different shape at step {step}."
     if values.shape[1] > _MOST_POINTS:
@@ -447,7 +480,19 @@ def _cloud(view: RunView, type_: str, step: int, node: str) -> Cloud | str:
         values[steps.index(step)],
         (float(low[0]), float(low[1])),
         (float(high[0]), float(high[1])),
-        ["" if label is None else str(label) for label in all_steps.labels["sample"]],
-        tuple(basis.explained.tolist()),
-        basis.steps,
+        ["" if label is None else str(label) for label in placed.labels["sample"]],
+        note,
+        len(steps) if method == "tsne" or basis is None else basis.steps,
+        method,
     )
+
+
+def _laid_out(view: RunView, node: str, type_: str) -> Picture:
+    run = view.run
+    samples = len(run.samples(int(view.steps(type_)[-1]), type=type_))
+    if samples * len(view.steps(type_)) > _MOST_LAID_OUT:
+        raise UnknownNameError(
+            f"{len(view.steps(type_))} steps of {samples} samples take too long to lay out here; "
+            f"call run.embedding({node!r}, method='tsne')."
+        )
+    return run.embedding(node, method="tsne", type=type_)

@@ -14,7 +14,7 @@ from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
 from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
 from comgra_decl.viewer.model.numbers import MISSING, count, number
-from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Exhibit, Tile, album
+from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Exhibit, Tile, album, layouts_here
 from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
@@ -85,6 +85,7 @@ class PicturesPane(Pane):
 
     def build(self) -> Any:
         """Create the HTML view."""
+        self._method = "pca"
         self._place, self._strongest = "", STRONGEST[0]
         self.view = html_view(_CSS + EFFECTS)
         self.view.on_message(self._on_message)
@@ -96,12 +97,13 @@ class PicturesPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Rewrite the gallery and the cards."""
-        found = album(shown.view, shown.at)
+        found = album(shown.view, shown.at, self._method)
         drawings = [circuit_drawing(shown.view, t, self._strongest) for t in found.effects]
         circuits = [drawing for drawing in drawings if drawing is not None]
         sent = [f"sample:{tile.sample}" for tile in found.tiles]
         sent += [f"node:{node}" for node in _nodes(found, circuits)]
         sent += tokens(found.effects)
+        sent += [f"cloud:{method}" for method in layouts_here()]
         cards = [effects_card(table, self._place) for table in found.effects]
         cards += [place_card(place)] if (place := self._opened(shown, found)) else []
         cards += [circuit_card(drawing) for drawing in circuits]
@@ -122,6 +124,9 @@ class PicturesPane(Pane):
         kind, _, rest = message["send"].partition(":")
         if kind == "sample":
             self.act(batch=rest)
+        elif kind == "cloud":
+            self._method = rest
+            self.again()
         elif kind == "node":
             self.act(node=rest)
         elif kind == "strongest":
@@ -237,13 +242,23 @@ def _cloud(found: Cloud | str, node: str, sample: int) -> str:
             f'<circle cx="{x:.1f}" cy="{_SIZE - y:.1f}" r="4.5" fill="{colour}"{ring} '
             f'tabindex="0" data-send="sample:{i}"><title>sample {i} {_e(label)}</title></circle>'
         )
-    shares = " and ".join(f"{100 * share:.0f} %" for share in found.explained)
+    chooser = "".join(_choice(method, found.method) for method in layouts_here())
     return (
         f'<div class="card"><h3>cloud: {_e(node)}</h3>'
         f'<svg width="{_SIZE}" height="{_SIZE}" role="img" aria-label="Cloud of {_e(node)}">'
-        f"{''.join(dots)}</svg><p>principal components with {shares} of the variance, fitted to "
-        f"{count(found.steps)} steps</p></div>"
+        f"{''.join(dots)}</svg><p>{_e(found.note)}, fitted to {count(found.steps)} steps</p>"
+        f"{chooser}</div>"
     )
+
+
+def _choice(method: str, chosen: str) -> str:
+    """Return a button that lays out the cloud by a method; "" if there is no other method."""
+    if len(layouts_here()) < 2:
+        return ""
+    name = {"pca": "principal components", "tsne": "t-SNE"}[method]
+    pressed = str(method == chosen).lower()
+    send = f'data-send="cloud:{method}" aria-pressed="{pressed}"'
+    return f'<button type="button" {send}>{name}</button> '
 
 
 def _likeness(found: Album) -> str:
