@@ -33,7 +33,7 @@ def test_the_second_layer_has_the_induction_heads(run: Run) -> None:
 
 def test_ablation_finds_the_head_before_them_and_paths_lead_to_their_keys(run: Run) -> None:
     effects = run.effects("without", LAST)["mean"]
-    _, node, head = effects.index[effects.argmax()]
+    _, node, head = effects.index.to_list()[int(effects.argmax())]
     assert node == "layers.0.out"
     assert effects.max() > 0.2
     assert run.effects("without", 100)["mean"].max() < 0.2
