@@ -225,7 +225,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Run:
         "pictures": {
             "lens": {"method": "logit_lens", "of": "words", "select": "embed"},
             "worth": {"method": "logit_lens", "of": "words", "select": "embed", "head": "value"},
-            "hidden": {"method": "occlusion", "of": "words", "window": [2]},
+            "hidden": {"method": "occlusion", "of": "words", "window": [2, 2]},
             "cam": {"method": "grad_cam", "of": "words", "select": "embedd"},
         },
         "rules": "off",
@@ -247,7 +247,7 @@ def test_a_lens_has_an_axis_of_positions(tokens: Run) -> None:
 
 REFUSED = {
     "worth": "at step 0: 'value' returns one number at each position.* head: lm_head",
-    "hidden": "at step 0: occlusion covers parts of the input, but .* tokens. Use another method",
+    "hidden": "at step 0: the input is tokens, so that a window covers positions: write `window: ",
     "cam": "at step 0: select: 'embedd' matches no module.*did you mean 'embed'",
     "linear_probe": r"two samples; those of step 0 have the classes \[0, 1, 2\]",
 }
