@@ -410,15 +410,22 @@ PICTURE_PREFIX = "picture:"
 PICTURES = "pictures"
 """Fact stored in a probe's record: for each picture by name, a dict with "method" and its facts.
 
-- "target": the class that each sample's picture explains, or "loss". "gap": the completeness gap of
-  each sample, for integrated gradients. "norm" (may be None) and "head": their paths, for a logit
-  lens; "translators": the file that makes it a tuned one.
+- "target": the class that each sample's picture explains, or "loss". For integrated gradients,
+  "gap" and "difference": the completeness gap and the change in the target of each sample. For a
+  logit lens, "norm" (may be None) and "head": their paths, and "translators": the file that makes
+  it a tuned one.
 - For a Hessian: "measure" (what is averaged), "value" (its mean), "parameters" (their number),
   "trace" and "trace_error" (its standard error; None with one random vector).
 - For a slice through a loss: "measure", "value" (at the step's own parameters), "directions" (their
   names) and "coordinates" (of the points along each direction).
 - "refused": the reason why there is no picture.
 """
+
+PICTURE_CHECKS = "picture_checks"
+"""Document with numbers about the pictures in the newest record of each probe, by probe: "step";
+"pictures", by name, each with "method" and, where they apply, "outside" (the share of the magnitude
+outside the probe's mask), "gap" and "difference" (mean magnitudes of the completeness gap and of
+the change in the target); and "pairs", each of two names and their mean rank correlation."""
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
