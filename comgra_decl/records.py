@@ -410,9 +410,10 @@ PICTURE_PREFIX = "picture:"
 PICTURES = "pictures"
 """Fact stored in a probe's record: for each picture by name, a dict with "method" and its facts.
 
-- "target": the class that each sample's picture explains, or "loss". "gap": the completeness gap of
-  each sample, for integrated gradients. "norm" (may be None) and "head": their paths, for a logit
-  lens; "translators": the file that makes it a tuned one.
+- "target": the class that each sample's picture explains, or "loss". For integrated gradients,
+  "gap" and "difference": the completeness gap and the change in the target of each sample. For a
+  logit lens, "norm" (may be None) and "head": their paths, and "translators": the file that makes
+  it a tuned one.
 - For a token: "position", "score" ("logit" or "log_probability") and, for a contrast, "rather_than"
   (the other token of each sample).
 - For a Hessian: "measure" (what is averaged), "value" (its mean), "parameters" (their number),
@@ -421,6 +422,12 @@ PICTURES = "pictures"
   names) and "coordinates" (of the points along each direction).
 - "refused": the reason why there is no picture.
 """
+
+PICTURE_CHECKS = "picture_checks"
+"""Document with numbers about the pictures in the newest record of each probe, by probe: "step";
+"pictures", by name, each with "method" and, where they apply, "outside" (the share of the magnitude
+outside the probe's mask), "gap" and "difference" (mean magnitudes of the completeness gap and of
+the change in the target); and "pairs", each of two names and their mean rank correlation."""
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),

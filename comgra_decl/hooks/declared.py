@@ -126,6 +126,7 @@ class Declared:
             say=self._say,
             left=self._left,
             tell=self._reporter.say,
+            attach=self._reporter.attach,
         )
 
     def _left(self, unseen: int) -> float | None:

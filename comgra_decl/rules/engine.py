@@ -16,6 +16,7 @@ from comgra_decl.records import (
     OBJECTIVES,
     OPTIMIZERS,
     PERTURBATIONS,
+    PICTURE_CHECKS,
     PROFILE,
     TELLING,
     SlotInfo,
@@ -42,7 +43,7 @@ class Unchecked:
     reason: str
 
 
-DOCUMENTS = ("modules", "report", PERTURBATIONS, PROFILE)
+DOCUMENTS = ("modules", "report", PERTURBATIONS, PICTURE_CHECKS, PROFILE)
 """The documents that rules read."""
 
 

@@ -92,6 +92,12 @@ class ShowSpec(SpecModel):
     """The input is an image, [channels, height, width]."""
 
 
+def _checked_npy(name: str) -> str:
+    if not name.endswith(".npy"):
+        raise ValueError(f"must be nested lists or the path of a .npy file, got {name!r}")
+    return name
+
+
 class ProbeSpec(SpecModel):
     """The same samples at every record, passed through a copy of the model.
 
@@ -134,6 +140,11 @@ class ProbeSpec(SpecModel):
 
     show: ShowSpec = ShowSpec()
     """How the viewer shows a sample."""
+
+    mask: list[Any] | Annotated[str, AfterValidator(_checked_npy)] | None = None
+    """Where attributions should lie: nested lists, or a .npy file, with 1 inside and 0 outside.
+    [height, width] for all samples, [samples, height, width], or [length]. A rule reports pictures
+    that lie outside."""
 
 
 ProbeName = Annotated[str, AfterValidator(checked_name)]

@@ -136,8 +136,10 @@ def _integrated_gradients(
         with torch.no_grad():
             scores = subject.call(replace(point, value=value.clone()))
         ends.append(subject.explained(scores, classes, spec.target).double())
-    gap = values.double().flatten(1).sum(1) - (ends[0] - ends[1])
-    return Drawn([Map(point.node, point.role, values)], {"gap": gap.tolist()})
+    change = ends[0] - ends[1]
+    gap = values.double().flatten(1).sum(1) - change
+    facts = {"gap": gap.tolist(), "difference": change.tolist()}
+    return Drawn([Map(point.node, point.role, values)], facts)
 
 
 def _guided_backprop(

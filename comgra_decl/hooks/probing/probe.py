@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from comgra_decl.errors import ProbeError, reason_of
+from comgra_decl.hooks.probing.checks import checked, declared_mask
 from comgra_decl.hooks.probing.copying import CleanCopy, NotReadyError
 from comgra_decl.hooks.probing.methods import drawn
 from comgra_decl.hooks.probing.samples import FirstBatch, KeptSamples, Samples, given_samples
 from comgra_decl.hooks.probing.seclusion import Autocast, secluded
-from comgra_decl.hooks.probing.subject import Subject
+from comgra_decl.hooks.probing.subject import Drawn, Subject
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
 from comgra_decl.hooks.schedule.allowance import Allowance
 from comgra_decl.hooks.schedule.countdown import Countdown
@@ -98,6 +99,7 @@ class Probe:
         warn: called once for each missing record or picture, with the reason.
         say: receives the budget's choices.
         tell: receives what the interventions change.
+        check: receives numbers about the pictures of each record; see `records.PICTURE_CHECKS`.
 
     Attributes:
         pending: set from the first model call of a step until its end, if the probe is due.
@@ -113,6 +115,7 @@ class Probe:
         warn: Callable[[str], None],
         say: Callable[[str, str], None],
         tell: Callable[[str, str], None],
+        check: Callable[[dict[str, Any]], None],
     ) -> None:
         self.name = name
         self.pending: Pending | None = None
@@ -120,6 +123,8 @@ class Probe:
         self._spec = own = spec.probes[name]
         self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
         self._interventions = _interventions(name, spec, warn=warn, tell=tell)
+        self._check = check
+        self._mask: torch.Tensor | None = None
         self._input_slot = input_slot
         self._report = warn
         self._kept = False  # whether a record of this session contains the samples
@@ -179,6 +184,7 @@ class Probe:
             with secluded(device):
                 copy = CleanCopy(module, paths)
                 if self._samples is None and self._first is None:
+                    self._mask = declared_mask(self._spec.mask)
                     self._take_samples(module, args, kwargs, copy.device)
                 if self._interventions is not None:
                     self._require(self._interventions, copy, autocast)
@@ -386,6 +392,7 @@ class Probe:
         else:
             study.observe(reading)
         facts: dict[str, Any] = {}
+        made: dict[str, Drawn] = {}
         for name, picture in self._pictures.items():
             try:
                 result = drawn(picture, subject)
@@ -394,10 +401,12 @@ class Probe:
                 facts[name] = {"method": str(picture.method), "refused": reason}
                 self._warn(f"there is no picture {name!r}: {reason}")
                 continue
-            facts[name] = result.facts
+            facts[name], made[name] = result.facts, result
             for each in result.maps:
                 slot = self._own_slot(PICTURE_PREFIX + name, pending, each.node, each.role)
                 self._add(slot, each.values, values=True, per_sample=each.per_sample)
+        if made:
+            self._check(checked(made, self._mask))
         return facts
 
     def _reading(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from comgra_decl.hooks.probing.checkpoints import Checkpoints
 from comgra_decl.hooks.probing.perturbations import Perturbations
 from comgra_decl.hooks.probing.probe import InputSlot, Probe
+from comgra_decl.records import PICTURE_CHECKS
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +33,7 @@ class Probing:
         say: called with (probe, sentence) when a budget has chosen the gap between records.
         left: returns how many bytes the run's disk budget leaves; see `Checkpoints`.
         tell: called with (intervention, sentence) about what it changes.
+        attach: called with (name, content) to store a document.
 
     Attributes:
         first: called with (node, model) before a trained model is called; None for nothing.
@@ -48,7 +50,11 @@ class Probing:
         say: Callable[[str, str, str], None],
         left: Callable[[int], float | None],
         tell: Callable[[str, str], None],
+        attach: Callable[[str, Any], None],
     ) -> None:
+        self._checks: dict[str, Any] = {}  # of the step that has just ended
+        self._known: dict[str, Any] = {}  # of the newest record of each probe
+        self._attach = attach
         self.first: Callable[[str, nn.Module], None] | None = None
         self._scheduled = scheduled
         self._checkpoints = (
@@ -63,6 +69,7 @@ class Probing:
                 warn=warn,
                 say=lambda what, text, name=name: say(f"probes.{name}.budget", what, text),  # type: ignore[misc]
                 tell=lambda name, text: tell(f"interventions.{name}", text),
+                check=lambda found, name=name: self._checks.update({name: found}),  # type: ignore[misc]
             )
             for name in spec.probes
         ]
@@ -130,8 +137,12 @@ class Probing:
         if raw is not None:
             sink(raw)
         for probe in self._probes:
+            self._checks.pop(probe.name, None)
             for raw in probe.ended(info, table):
                 sink(raw)
+            if probe.name in self._checks:
+                self._known[probe.name] = {"step": info.step, **self._checks[probe.name]}
+                self._attach(PICTURE_CHECKS, dict(self._known))
 
 
 def probes_anything(spec: Spec) -> bool:
