@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import SelectionError, UnknownNameError
 from comgra_decl.spec.interventions import INTO, NODE
 
 
@@ -64,6 +64,8 @@ def circuit_of(
     strongest: int | None,
 ) -> Circuit:
     """Return the circuit in a table of effects; see `Run.circuit`."""
+    if strongest is not None and strongest < 1:
+        raise SelectionError(f"strongest must be at least 1, or None for all, got {strongest}")
     axes = [*facts["axes"]]
     if NODE not in axes or INTO not in axes:
         raise UnknownNameError(

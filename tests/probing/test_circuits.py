@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from comgra_decl.cli.main import app
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import SelectionError, UnknownNameError
 from comgra_decl.export import export_run
 from comgra_decl.query import Run
 from tests.probing.attention import Language
@@ -72,6 +72,11 @@ def test_what_has_no_paths_has_no_circuit(name: str, why: str, run: Run) -> None
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated - use.*:DeprecationWarning")
+def test_at_least_one_path_is_asked_for(run: Run) -> None:
+    with pytest.raises(SelectionError, match="strongest must be at least 1"):
+        run.circuit("layers", strongest=0)
+
+
 def test_graph_libraries_read_an_exported_circuit(run: Run, tmp_path: Path) -> None:
     pydot = pytest.importorskip("pydot")
     circuit = run.circuit("heads", strongest=12)

@@ -140,6 +140,10 @@ def test_classifiers_of_tokens_have_contrasts_too() -> None:
             {"method": "occlusion", "window": [1], "baseline": {"token": 11}, "target": {}},
             "token 11 does not exist; embed has 11",
         ),
+        (
+            {"method": "occlusion", "window": [7], "target": {}},
+            "window of 7 positions does not fit: the input has 6",
+        ),
         ({"method": "attention_rollout", "position": 6}, "position 6 does not exist"),
     ],
 )

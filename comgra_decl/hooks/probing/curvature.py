@@ -30,7 +30,7 @@ _SEED = 0
 _MOST_BYTES = 2 << 30
 """Memory that the vectors of the algorithm may take: one vector per point."""
 
-_ASYMMETRIC = 1e-2
+_ASYMMETRIC = 1e-3
 """Largest difference between v·Hw and w·Hv, relative to the largest eigenvalue. Rounding in float32
 leaves less than 1e-4; an operation with a wrong second derivative, about 1."""
 
@@ -188,7 +188,8 @@ class Ritz:
     Attributes:
         nodes: [points], estimated eigenvalues, ascending.
         weights: [points], the squared component of the vector along each one; their sum is 1.
-        residuals: [points], the distance within which each one has an eigenvalue of the matrix.
+        residuals: [points], the distance within which each one has an eigenvalue of the matrix, at
+            least that of rounding errors.
     """
 
     nodes: Floats
@@ -243,7 +244,9 @@ def lanczos(
         beside[i] = length
     matrix = np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1)
     nodes, vectors = np.linalg.eigh(matrix)
-    return Ritz(nodes, vectors[0] ** 2, beside[-1] * np.abs(vectors[-1]))
+    rounding = 10 * torch.finfo(start.dtype).eps * np.abs(nodes).max()
+    residuals = np.maximum(beside[-1] * np.abs(vectors[-1]), rounding)
+    return Ritz(nodes, vectors[0] ** 2, residuals)
 
 
 def _orthogonal(vector: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:

@@ -148,6 +148,8 @@ def covered_tokens(
             f"of {spec.window}"
         )
     size, width = value.shape[1], spec.window[0]
+    if width > size:
+        raise ProbeError(f"a window of {width} positions does not fit: the input has {size}")
     cover = _cover(spec, subject, point)
     with torch.no_grad():
         whole = subject.explained(subject.call(point), classes, spec.target)

@@ -256,6 +256,8 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
             f"{dims} dimensions per sample"
         )
     size = value.shape[-dims:]
+    if any(part > whole for part, whole in zip(spec.window, size, strict=True)):
+        raise ProbeError(f"a window of {spec.window} does not fit: the input has {list(size)}")
     over = tuple(range(value.dim() - dims, value.dim()))
     cover = value.mean(over, keepdim=True) if spec.baseline == "mean" else spec.baseline
     with torch.no_grad():

@@ -198,8 +198,8 @@ class Subject:
                 if tensor.dim() > 2:
                     raise ProbeError(
                         f"the model returns {list(tensor.shape)}; pictures explain outputs of the "
-                        "form [samples, classes] or [samples], or those for a token at a position: "
-                        "`target: {token: top, position: -1}`"
+                        "form [samples, classes] or [samples]. The built-in methods also explain a "
+                        "token at a position: `target: {token: top, position: -1}`"
                     )
                 tensor = widened(tensor)
                 return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
