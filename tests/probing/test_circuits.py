@@ -77,6 +77,7 @@ def test_at_least_one_path_is_asked_for(run: Run) -> None:
         run.circuit("layers", strongest=0)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pydot uses old names of pyparsing
 def test_graph_libraries_read_an_exported_circuit(run: Run, tmp_path: Path) -> None:
     pydot = pytest.importorskip("pydot")
     circuit = run.circuit("heads", strongest=12)

@@ -267,7 +267,33 @@ def of_numbers(model: nn.Module) -> Tensor:
     return F.mse_loss(model(x), x[:, :2])
 
 
+class Heads(nn.Module):
+    """Two linear layers in parallel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 1), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.one(x), self.other(x)], 1)
+
+
+def positive(model: nn.Module) -> Tensor:
+    x = torch.rand(16, 6)
+    return F.mse_loss(model(x), x[:, :2])
+
+
+def always_active() -> nn.Module:
+    """A network whose ReLU has nothing to do, as all of its inputs are positive."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    for parameter in model[0].parameters():
+        nn.init.constant_(parameter, 0.5)
+    return model
+
+
 CASES: dict[str, Case] = {
+    "two layers in parallel": (Heads, of_numbers, set()),
+    "a ReLU without an effect on this data": (always_active, positive, set()),
     "two layers without an activation": (Layers, of_a_table, {"no_nonlinearity"}),
     "two layers with a ReLU": (lambda: Layers(torch.relu), of_a_table, set()),
     "a linear model": (lambda: nn.Linear(6, 2), of_numbers, set()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -197,7 +198,7 @@ def test_a_rank_that_dies_hurts_neither_the_others_nor_what_is_recorded(tmp_path
     assert (run.rank(0).state, run.rank(1).state, run.state) == ("finished", "stopped", "stopped")
     assert list(run.steps) == [0, 1]  # what all ranks have
     assert run.first_stopped is not None
-    assert run.first_stopped.startswith("rank 1 of 2 stopped first, at or after step 1")
+    assert re.match(r"rank 1 of 2 stopped first, at or after step [12]", run.first_stopped)
     assert run.ending is not None
     assert run.ending.headline.startswith(run.first_stopped)
     assert [summary.error for summary in comgra.list_runs(tmp_path)] == [run.first_stopped]

@@ -400,6 +400,41 @@ def test_a_recurrent_network_that_runs_over_the_batch(batch_first: bool, tmp_pat
     assert ("batch_as_time" in findings) is not batch_first
 
 
+def test_attention_over_time_returns_weights_that_are_no_sequences(tmp_path: Path) -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend, self.out = nn.MultiheadAttention(8, 2), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.transpose(0, 1)
+            logits: Tensor = self.out(self.attend(x, x, x)[0].mean(0))
+            return logits
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(torch.randn(16, 10, 8)), torch.randint(0, 4, (16,)))
+
+    assert "batch_as_time" not in found(tmp_path, lambda: fit(TimeFirst(), loss, steps=3))
+
+
+def test_agents_that_attend_to_each_other_at_each_time(tmp_path: Path) -> None:
+    class Agents(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.out = nn.GRU(20, 8, batch_first=True), nn.Linear(8, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            agents = x.unflatten(2, (5, 4))
+            mixed = F.scaled_dot_product_attention(agents, agents, agents).flatten(2)
+            logits: Tensor = self.out(self.rnn(mixed)[0][:, -1])
+            return logits
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(torch.randn(16, 12, 20)), torch.randint(0, 4, (16,)))
+
+    assert "wrong_positions" not in found(tmp_path, lambda: fit(Agents(), loss, steps=3))
+
+
 def test_positions_that_count_samples(tmp_path: Path) -> None:
     model = nn.Sequential(Positions(by_time=False), Reader(batch_first=True))
     finding = found(tmp_path, lambda: fit(model, waves, steps=3))["batch_as_time"]
@@ -417,6 +452,15 @@ class Messages(nn.Module):
         received = torch.zeros(len(x), 8).index_add(0, edges[1], self.sent(x)[edges[0]])
         logits: Tensor = self.head(torch.relu(self.own(x) + received))
         return logits
+
+
+def test_a_graph_that_is_padded_with_nodes(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        edges = torch.randint(0, 20, (2, 60))
+        logits = model(torch.randn(64, 5), edges)[:20]
+        return F.cross_entropy(logits, torch.randint(0, 3, (20,)))
+
+    assert "unreached_nodes" not in found(tmp_path, partial(fit, Messages(), loss))
 
 
 @pytest.mark.parametrize("shifted", [False, True])

@@ -15,6 +15,7 @@ from comgra_decl.rules.api import (
     Window,
 )
 
+_OTHERS = {"LSTM", "GRU", "RNN", "Conv1d", "Conv2d"}  # modules that also combine positions
 _CHANGED = 1e-3  # change to outputs, relative to their standard deviation
 _SEEN = 1e-4  # share of the weight on later positions that is not rounding
 
@@ -133,7 +134,8 @@ class WrongPositions(Rule):
         "The model receives sequences of shape [batch, positions] or [batch, positions, "
         "features]. An attention call has weights of shape [batch, positions, n, n], where n is "
         "not the number of positions, and no other call has weights over all positions. "
-        "Attention then runs over the heads of each position. The rule also reports an inverted "
+        "Attention then runs over the heads of each position. Models with recurrent or "
+        "convolutional modules are not checked for this. The rule also reports an inverted "
         "padding mask: all positions visible to attention contain the same token, while the hidden "
         "ones contain at least three different tokens."
     )
@@ -185,6 +187,8 @@ class WrongPositions(Rule):
             if i.kind == "input" and i.key.node == "input" and _is_sequence(i.shape, i.dtype)
         }
         calls = [c for c in scene.attentions if len(c.get("shape") or ()) == 4]
+        if any(m.get("class") in _OTHERS for m in scene.documents.get("modules") or []):
+            return None  # attention may be meant for the parts of each position
         for batch, length in lengths:
             if length < 3 or any(length in c["shape"][-2:] for c in calls):
                 continue

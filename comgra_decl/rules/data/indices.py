@@ -37,7 +37,8 @@ class UnreachedNodes(Rule):
         "A model receives a list of edges, an integer tensor of shape [2, edges], and another "
         "input with one row per node. In at least `least` records and in all of them, no edge "
         f"contains an index of {_REACHED:.0%} of the nodes or more. The rule ignores edges with "
-        "fewer than half as many columns as there are nodes, and graphs of fewer than 8 nodes."
+        "fewer than half as many columns as there are nodes, graphs of fewer than 8 nodes, and "
+        "runs in which the number of nodes never changes, as they may be padded to that number."
     )
     source = (
         "PyTorch Geometric, Advanced Mini-Batching: the edges of each graph are shifted by the "
@@ -49,8 +50,9 @@ class UnreachedNodes(Rule):
     )
     Parameters = EdgeParameters
 
-    # for each list of edges: step of the first record, number of records, largest share, nodes
-    _seen: dict[int, tuple[int, int, float, int]] = per_run(dict)
+    # for each list of edges: step of the first record, number of records, largest share
+    _seen: dict[int, tuple[int, int, float]] = per_run(dict)
+    _nodes: dict[int, set[int]] = per_run(dict)  # numbers of nodes so far
 
     def look(self, window: Window) -> None:
         """Compare the largest index with the number of nodes."""
@@ -65,14 +67,16 @@ class UnreachedNodes(Rule):
         valid = np.isfinite(highest) & (counts >= 8) & (2 * columns >= counts)
         for at, slot in enumerate(edges.tolist()):
             for row in np.flatnonzero(valid[:, at]).tolist():
-                step, records, share, _ = self._seen.get(slot, (int(window.steps[row]), 0, 0.0, 0))
+                step, records, share = self._seen.get(slot, (int(window.steps[row]), 0, 0.0))
                 share = max(share, float(highest[row, at] / counts[row, 0]))
-                self._seen[slot] = step, records + 1, share, int(counts[row, 0])
+                self._seen[slot] = step, records + 1, share
+                self._nodes.setdefault(slot, set()).add(int(counts[row, 0]))
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first list of edges that reaches too few nodes."""
-        for slot, (step, records, share, nodes) in self._seen.items():
-            if records < self.parameters.least or share > _REACHED:
+        for slot, (step, records, share) in self._seen.items():
+            sizes = self._nodes[slot]
+            if records < self.parameters.least or share > _REACHED or len(sizes) < 2:
                 continue
             place = scene.table.place(slot)
             return [
@@ -81,7 +85,7 @@ class UnreachedNodes(Rule):
                     place=place,
                     first_step=step,
                     message=f"The edges ({place}) reach at most the first {share:.0%} of the nodes "
-                    f"({nodes} in the last record); no edge contains an index of the others.",
+                    f"({min(sizes)} to {max(sizes)}); no edge contains an index of the others.",
                     evidence={"share": share, "records": records},
                 )
             ]

@@ -26,10 +26,10 @@ class BatchAsTime(Rule):
         "n, features], where n is neither m nor 1, and the loss compares predictions with one "
         "target for each of m samples, or at least 40 targets are the next tokens along the second "
         "dimension of the input [m, n]. The module therefore treats the batch as time. The rule "
-        "also issues a warning if a module that returns such a tensor has a buffer or parameter of "
+        "also gives a hint if a module that returns such a tensor has a buffer or parameter of "
         "shape [length, 1, features], such as a table of positions, and no tensor of the model has "
-        "the shape [n, m, features]. Such a module adds the sample's index in the batch instead of "
-        "the position."
+        "the shape [n, m, features]. Unless the program indexes the table, such a module adds "
+        "the sample's index in the batch instead of the position."
     )
     source = (
         "PyTorch's documentation of nn.LSTM and nn.MultiheadAttention: `batch_first` is False by "
@@ -92,12 +92,12 @@ class BatchAsTime(Rule):
                             scene,
                             place=Place(node),
                             first_step=0,
-                            severity="warning",
-                            certainty=0.7,
+                            severity="hint",  # the program may index the table by position
+                            certainty=0.5,
                             message=f"{name} of {node} has the shape {shape} ([position, 1, "
                             f"features]), but is combined with {list(info.shape)}, where the "
-                            f"batch of {samples} samples comes first. Positions therefore count "
-                            "samples instead of time steps.",
+                            f"batch of {samples} samples comes first. If they are added without an "
+                            "index, positions count samples instead of time steps.",
                             advice="Give the table the shape [1, positions, features] and slice "
                             "it by x.size(1), or use sequences of shape [time, batch, features].",
                             evidence={"samples": samples, "shape": str(list(info.shape))},
@@ -125,7 +125,8 @@ def _samples(scene: Scene) -> int | None:
 def _sequences(scene: Scene, nodes: set[str]) -> Iterator[SlotInfo]:
     for info in scene.table.infos:
         forward = info.kind == "computed" and info.key.pass_ == "forward"
-        returned = info.key.node in nodes and info.key.role.startswith("output")
+        # attention returns its weights, and recurrent modules their states, as further outputs
+        returned = info.key.node in nodes and info.key.role in ("output", "output[0]")
         if forward and returned and len(info.shape) == 3:
             yield info
 

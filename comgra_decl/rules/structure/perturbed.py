@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from comgra_decl.rules.api import (
     PERTURBATIONS,
+    RECTIFIERS,
     Field,
     Finding,
     Place,
@@ -13,6 +14,7 @@ from comgra_decl.rules.api import (
     Rule,
     RuleParameters,
     Scene,
+    sources_of,
 )
 
 _TRAINED = 20
@@ -21,6 +23,8 @@ _TRAINED = 20
 _LISTED = 6
 
 _AFFINE = {"Linear", "Conv1d", "Conv2d", "Conv3d"}
+_ACTIVATIONS = {*RECTIFIERS, "LeakyReLU", "PReLU", "ELU", "GELU", "SiLU", "Mish", "Softplus"}
+_ACTIVATIONS |= {"Tanh", "Sigmoid", "Softmax"}
 _STRAIGHT = 1e-4  # rounding of float32, amplified by a few layers
 
 
@@ -224,7 +228,8 @@ class NoNonlinearity(ExperimentRule):
     name = "no_nonlinearity"
     certainty = 0.8
     definition = (
-        "The model has at least two linear or convolutional layers. Along the lines between the "
+        "The model has at least two linear or convolutional layers, one of which receives what the "
+        "other computes, and no activation module was called. Along the lines between the "
         "samples, and beyond them, the outputs of a trained model change like an affine function "
         "of its floating-point inputs: they deviate by at most 0.0001 times the standard deviation "
         f"of the outputs. A copy of the model from step {_TRAINED} or later is used."
@@ -237,14 +242,10 @@ class NoNonlinearity(ExperimentRule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first such model."""
-        layers = [
-            str(module["node"])
-            for module in scene.documents.get("modules") or []
-            if module.get("class") in _AFFINE
-        ]
+        layers = _in_sequence(scene)
         for found in self.perturbations(scene):
             line = found.get("affine")
-            if len(layers) < 2 or not line or int(found["step"]) < _TRAINED:
+            if not layers or not line or int(found["step"]) < _TRAINED:
                 continue
             if line["bend"] <= _STRAIGHT and line["reacts"] > 100 * _STRAIGHT:
                 return [
@@ -252,11 +253,39 @@ class NoNonlinearity(ExperimentRule):
                         scene,
                         place=Place(str(found["model"])),
                         first_step=0,
-                        message=f"{found['model']} has {len(layers)} linear layers, but nothing "
-                        "nonlinear has an effect between them: its outputs are an affine function "
-                        f"of its inputs (deviation {line['bend']:.1g} standard deviations), as "
-                        "those of a single layer would be.",
-                        evidence={"bend": line["bend"], "layers": len(layers)},
+                        message=f"Nothing nonlinear has an effect between {layers[0]} and "
+                        f"{layers[1]}: the outputs of {found['model']} are an affine function of "
+                        f"its inputs (deviation {line['bend']:.1g} standard deviations), as those "
+                        "of a single layer would be.",
+                        evidence={"bend": line["bend"], "layers": " -> ".join(layers)},
                     )
                 ]
         return []
+
+
+def _in_sequence(scene: Scene) -> tuple[str, str] | None:
+    """Return two linear layers, the second of which depends on the first.
+
+    Layers in parallel do not need anything between them. None if an activation module was called,
+    which may happen to be linear for the data of this run.
+    """
+    infos = scene.table.infos
+    forward = [i for i in infos if i.kind == "computed" and i.key.pass_ == "forward"]
+    if any(i.module_class in _ACTIVATIONS for i in forward):
+        return None
+    sources = sources_of(scene)
+    for info in forward:
+        if info.module_class not in _AFFINE:
+            continue
+        waiting, seen = [info.id], {info.id}
+        while waiting:
+            for slot in sources.get(waiting.pop(), ()):
+                source = infos[slot]
+                if slot in seen:
+                    continue
+                another = source.kind == "computed" and source.key.node != info.key.node
+                if another and source.module_class in _AFFINE:
+                    return source.key.node, info.key.node
+                seen.add(slot)
+                waiting.append(slot)
+    return None
