@@ -229,20 +229,27 @@ def test_recording_and_resuming_need_no_extra(wheel: Path, tmp_path: Path) -> No
     assert "pip install 'comgra-decl[read]'" in error
     (recorded,) = list_runs(tmp_path / "runs")
     assert (recorded.state, recorded.error) == ("finished", None)
-    (tmp_path / "quiet.py").write_text(f"{TRAINING}\ntrain()\n")
-    commands = {
-        ("diagnose", "runs"): "read",
-        ("view", "runs"): "view",
-        ("mcp", "runs"): "mcp",
-        ("plan", "quiet.py"): "read",
-        ("run", "dry_run=true", "quiet.py"): "read",
-    }
-    for command, extra in commands.items():
-        done = tried(light.bin / "comgra-decl", *command, cwd=tmp_path)
-        assert done.returncode == 2, command
-        assert "Traceback" not in done.stderr
-        assert "loss" not in done.stdout, "the program should not have trained"
-        assert f"pip install 'comgra-decl[{extra}]'" in done.stderr
+    needed_by(light, ("run", "dry_run=true", "quiet.py"), "read", folder=tmp_path)
+
+
+def needed_by(light: Environment, command: tuple[str, ...], extra: str, *, folder: Path) -> None:
+    """Assert that a command trains nothing, and says which extra it needs."""
+    (folder / "quiet.py").write_text(f"{TRAINING}\ntrain()\n")
+    done = tried(light.bin / "comgra-decl", *command, cwd=folder)
+    assert done.returncode == 2, command
+    assert "Traceback" not in done.stderr
+    assert "loss" not in done.stdout, "the program should not have trained"
+    assert f"pip install 'comgra-decl[{extra}]'" in done.stderr
+
+
+@pytest.mark.slow
+def test_each_command_says_which_extra_it_needs(wheel: Path, tmp_path: Path) -> None:
+    light = Environment(tmp_path, without=OPTIONAL)
+    light.install(wheel)
+    needed_by(light, ("diagnose", "runs"), "read", folder=tmp_path)
+    needed_by(light, ("view", "runs"), "view", folder=tmp_path)
+    needed_by(light, ("mcp", "runs"), "mcp", folder=tmp_path)
+    needed_by(light, ("plan", "quiet.py"), "read", folder=tmp_path)
 
 
 @pytest.mark.slow

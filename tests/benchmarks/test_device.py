@@ -454,6 +454,7 @@ def test_recorded_compiled_steps_are_compared_with_plain_ones_as_well(compiled: 
     assert not compiled(plain=1.0, idle=1.04, recorded=1.38)[line].met  # 1.33 times an idle step
 
 
+@pytest.mark.slow
 def test_compiling_may_take_a_tenth_longer_and_not_more(compiled: Any) -> None:
     line = "compiling to record takes <= 1.1 of the plain graph"
     steps = {"plain": 1.0, "idle": 1.0, "recorded": 1.0}
@@ -461,6 +462,7 @@ def test_compiling_may_take_a_tenth_longer_and_not_more(compiled: Any) -> None:
     assert not compiled(**steps, first_plain=2.0, first_traced=2.21)[line].met
 
 
+@pytest.mark.slow
 def test_older_versions_of_torch_are_no_failure_and_their_idle_steps_are_judged(
     compiled: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

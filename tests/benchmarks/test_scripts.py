@@ -16,7 +16,7 @@ from tests.support.shortened import shortened
 SHORT = [entry for entry in reversed(entries().values()) if entry.short]
 
 
-@pytest.mark.parametrize("entry", shortened(SHORT, tried=2), ids=[e.name for e in SHORT])
+@pytest.mark.parametrize("entry", shortened(SHORT, tried=1), ids=[e.name for e in SHORT])
 def test_a_public_script_trains_the_same_and_is_recorded_whole(
     entry: Entry, tmp_path: Path
 ) -> None:

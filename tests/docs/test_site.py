@@ -59,6 +59,7 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
         assert [each for each in loaded if "//" in each] == [], page
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_search_works_in_pages_opened_as_files(site: Path, chromium: Any) -> None:
     page = chromium.new_page(viewport={"width": 1280, "height": 850})

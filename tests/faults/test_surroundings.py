@@ -236,6 +236,7 @@ print(run.records["type"].tolist(), sorted({*run.slots["pass"]}))
 """
 
 
+@pytest.mark.slow
 def test_an_environment_behind_links_is_an_environment(tmp_path: Path) -> None:
     """Names of losses and values of arguments are found in frames of the program."""
     (tmp_path / "environment").symlink_to(sys.prefix)

@@ -23,6 +23,7 @@ from benchmarks.neutrality.surroundings import functions
 from comgra_decl.experiments.overfit_one_batch import Seen, held
 from comgra_decl.hooks import patches
 from comgra_decl.hooks.patches import Patch
+from tests import house
 from tests.hooks.tiny import net, step
 from tests.support.freezing import frozen
 from tests.support.recording import EVERYTHING, recording
@@ -346,8 +347,8 @@ DEBUGGER = "record/debugger.py"
 
 
 def sources() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        yield path.relative_to(PACKAGE).as_posix(), ast.parse(path.read_text())
+    """Yields the files that run in a training, which the viewer does not."""
+    return (found for found in house.sources() if not found[0].startswith("viewer/"))
 
 
 def test_no_frame_of_a_program_is_asked_for_its_variables() -> None:

@@ -98,6 +98,7 @@ def launched_by_a_step(layers: int) -> int:
     return len(counted)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_gpu")
 @with_interpreter
 def test_triton_reads_all_of_the_parameters_in_launches_whose_number_is_fixed() -> None:

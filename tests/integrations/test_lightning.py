@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROGRAM = Path(__file__).with_name("lightning_program.py")
-SHORT = ["distributed", "plain", "adversaries", "resumed", "failed", "twice"]
-LONG = ["accumulated", "bf16", "stopped"]
-WAYS = ["plain", "adversaries", *(pytest.param(way, marks=pytest.mark.slow) for way in LONG)]
+SHORT = ["plain", "adversaries", "resumed", "failed", "twice"]
+LONG = ["distributed", "accumulated", "bf16", "stopped"]
+WAYS = ["plain", "adversaries", *(pytest.param(way, marks=pytest.mark.slow) for way in LONG[1:])]
 
 DISTRIBUTED = """
 import hashlib
@@ -135,6 +135,7 @@ def test_an_exception_of_the_training_ends_the_run(results: Results) -> None:
     assert results["failed"]["next"].endswith("failed-2")
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_distributed_training_are_one_run(results: Results) -> None:
     found = results["distributed"]
     assert found["same"]

@@ -59,9 +59,9 @@ def adversaries(
     [
         (up, down, up, set()),
         (down, up, down, set()),  # labels the other way around
-        (larger, smaller, larger, set()),  # Wasserstein
+        pytest.param(larger, smaller, larger, set(), marks=pytest.mark.slow),  # Wasserstein
         (up, down, down, {"cooperating_networks"}),
-        (larger, smaller, smaller, {"cooperating_networks"}),
+        pytest.param(larger, smaller, smaller, {"cooperating_networks"}, marks=pytest.mark.slow),
         (up, up, up, set()),  # no opposition at all, so nothing is known about the roles
     ],
 )

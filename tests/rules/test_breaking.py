@@ -75,6 +75,7 @@ def test_the_program_stops_at_its_call_of_the_model_is_stepped_through_and_goes_
     assert ended.stdout.rstrip().endswith("ended well at True")
 
 
+@pytest.mark.slow
 def test_quit_ends_the_program(tmp_path: Path) -> None:
     ended = run_in_terminal(tmp_path, "quit\n")
     assert ended.returncode == 1

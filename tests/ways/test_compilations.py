@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from comgra_decl.doors.trace import trace
 from tests.support.recording import recording
+from tests.support.shortened import combined
 from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded
 from tests.ways.test_compiled import model
@@ -118,8 +119,13 @@ def counted(training: Callable[[Told], Outcome]) -> tuple[Outcome, dict[str, Any
     return found, {name: dict(counters[name]) for name in names}
 
 
-@pytest.mark.parametrize("how", SPECS)
-@pytest.mark.parametrize("way", [*COMPILED, pytest.param("whole step", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("way", "how"),
+    [
+        *combined(COMPILED, [*SPECS], rounds=1),
+        *(pytest.param("whole step", how, marks=pytest.mark.slow) for how in SPECS),
+    ],
+)
 def test_as_much_is_compiled_as_without_tracing(way: str, how: str) -> None:
     """Compared with the same training whose recorded steps are made to run eagerly.
 

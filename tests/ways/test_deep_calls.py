@@ -91,9 +91,11 @@ def traced(root: Path, *changes: str, depth: int = DEPTH) -> list[float]:
     ("change", "recorded"),
     [
         ("schedule.first=3", [0, 1, 2]),
-        ("schedule={steps: [2]}", [2]),
+        pytest.param("schedule={steps: [2]}", [2], marks=pytest.mark.slow),
         pytest.param("schedule={steps: [0]}", [0], marks=pytest.mark.slow),
-        ("schedule={first: 1, every: 1, budget: {time: '1%'}}", [0]),
+        pytest.param(
+            "schedule={first: 1, every: 1, budget: {time: '1%'}}", [0], marks=pytest.mark.slow
+        ),
         ("schedule={first: 1, every: 2, eval: {every: 1}}", [0, 2]),
     ],
 )

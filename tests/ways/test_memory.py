@@ -163,11 +163,11 @@ WAYS = pytest.mark.parametrize("way", shortened([hooked, written], tried=1))
 ALONE = """
 from pathlib import Path
 from tests.ways.test_memory import Growth, hooked, written
-growth = Growth(first=96, every=96)
-{}(growth, 289, Path({!r}))
+growth = Growth(first=64, every=64)
+{}(growth, 193, Path({!r}))
 assert len(growth.steps) == 3
 assert max(growth.tensors) - min(growth.tensors) <= 2, growth
-assert growth.objects[-1] - growth.objects[0] < 2 * 192, growth  # fewer than two per step
+assert growth.objects[-1] - growth.objects[0] < 2 * 128, growth  # fewer than two per step
 """
 
 

@@ -197,6 +197,7 @@ def test_observed_steps_take_up_none_of_the_recompilations_that_a_program_may_ha
     assert shown
 
 
+@pytest.mark.slow
 def test_sizes_of_observed_batches_are_no_news_for_all_other_steps() -> None:
     """The first three steps are recorded; plain code for changing sizes needs to run as well."""
     dynamic: list[bool] = []
@@ -325,7 +326,8 @@ class Idle(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "dropout", [nn.Dropout, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout]
+    "dropout",
+    shortened([nn.Dropout, nn.AlphaDropout, nn.Dropout3d, nn.FeatureAlphaDropout], tried=2),
 )
 def test_gradients_of_a_dropout_that_drops_nothing_are_those_of_what_it_returns(
     dropout: type[nn.Module],
@@ -445,6 +447,7 @@ def only_warning(traced: Recording) -> str:
     return str(said)
 
 
+@pytest.mark.slow
 def test_an_observed_session_may_begin_when_all_is_compiled(shown: list[tuple[str, str]]) -> None:
     net = model()
     called = compiled(net)
@@ -753,7 +756,7 @@ class Around(nn.Module):
         return result
 
 
-@pytest.mark.parametrize("what", shortened(["a block", "a function", "a wrapped block"], tried=2))
+@pytest.mark.parametrize("what", shortened(["a block", "a function", "a wrapped block"], tried=1))
 def test_compiled_code_that_an_eager_checkpoint_calls_again_is_observed(
     what: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -775,7 +778,7 @@ def test_compiled_code_that_an_eager_checkpoint_calls_again_is_observed(
         assert eager == observed
 
 
-@pytest.mark.parametrize("make", [Checkpointed, Outermost])
+@pytest.mark.parametrize("make", shortened([Checkpointed, Outermost], tried=1))
 def test_gradients_of_checkpointed_code_are_recorded_in_observed_steps(
     make: Make, shown: list[tuple[str, str]]
 ) -> None:
@@ -936,7 +939,7 @@ def test_observed_code_of_inductor_shows_what_that_code_computes() -> None:
         torch.testing.assert_close(value, tensor.grad, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+@pytest.mark.parametrize("mode", shortened(["reduce-overhead", "max-autotune"], tried=1))
 def test_observed_steps_are_compiled_without_the_cuda_graphs_of_all_others(
     mode: str, shown: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

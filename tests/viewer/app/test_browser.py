@@ -173,6 +173,7 @@ def test_all_sections_are_there_in_dark_and_in_light(viewer: Callable[..., Any])
     page.wait_for_function(f"before => ({colour})() !== before", arg=light)
 
 
+@pytest.mark.slow
 def test_a_click_in_the_overview_selects_tensor_and_step(viewer: Callable[..., Any]) -> None:
     page = viewer("?step=11", '[data-send="overview"][aria-selected="true"]')
     figure = page.locator(".bk-Figure >> visible=true").first
@@ -190,6 +191,7 @@ def test_a_click_in_the_overview_selects_tensor_and_step(viewer: Callable[..., A
     page.locator('[data-send="overview"][aria-selected="true"]').wait_for()
 
 
+@pytest.mark.slow
 def test_two_tabs_are_independent_and_a_damaged_run_says_why(viewer: Callable[..., Any]) -> None:
     one = viewer("?step=11&section=inspect")
     other = viewer("?run=group/torn&section=inspect", shown=".notice")

@@ -84,6 +84,7 @@ def test_tables_are_taken_by_their_button(viewer: Callable[..., Any], fake: Fake
     assert table.loc[("batch", "std"), "forward"] == value
 
 
+@pytest.mark.slow
 def test_a_pane_of_a_notebook_gives_its_files(
     serve: Callable[..., str], page: Any, fake: FakeRun
 ) -> None:

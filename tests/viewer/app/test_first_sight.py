@@ -137,6 +137,7 @@ def sizes(page: Any) -> dict[str, float]:
     return last
 
 
+@pytest.mark.slow
 @SIZES
 def test_a_residual_network_opens_as_a_dozen_readable_boxes(
     look: Callable[..., Any], size: dict[str, int]

@@ -18,7 +18,6 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.unusual import UNUSUAL, beginning, paint_of
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.fake_run import FakeRun
-from tests.support.shortened import shortened
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +233,9 @@ TOOLTIP = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.browser
-@pytest.mark.parametrize("scheme", shortened(["dark", "light"], tried=1))
+@pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_tooltips_have_the_colours_of_the_theme(viewer: Callable[..., Any], scheme: str) -> None:
     page = viewer(
         "?run=group/small&section=overview&node=embed&step=4", ".bk-Figure >> visible=true",

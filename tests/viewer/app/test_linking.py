@@ -157,7 +157,7 @@ def views():
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("library", shortened(RETURNS, tried=2))
+@pytest.mark.parametrize("library", shortened(RETURNS, tried=1))
 def test_a_view_may_return_a_figure_of(
     library: str, root: Path, tmp_path: Path, serve: Callable[..., str], page: Any
 ) -> None:

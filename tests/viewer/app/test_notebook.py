@@ -172,6 +172,7 @@ def test_the_whole_viewer_works_inside_another_page_and_leaves_its_address_alone
     assert page.url == f"{address}?mine=1"
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_layout_fits_the_cell_of_a_notebook_rather_than_the_window(
     run: Run, serve: Callable[..., str], page: Any

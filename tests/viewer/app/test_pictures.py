@@ -79,7 +79,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             ("score", "4 samples", "VBar"),
             ("conv&role=weight", "out \u00d7 in 12\u00d73", "Image"),
         ],
-        tried=3,
+        tried=1,
     ),
 )
 def test_a_preview_is_drawn_by_its_meaning(

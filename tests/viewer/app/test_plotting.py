@@ -174,6 +174,7 @@ def test_elements_compose_and_link(run: Run) -> None:
     assert len(linker.filter(other)) == 3
 
 
+@pytest.mark.slow  # as does a file that is zoomed in
 @pytest.mark.browser
 def test_a_saved_page_needs_nothing_but_its_file(run: Run, tmp_path: Path, chromium: Any) -> None:
     layout = plotted(run).series("head", "std") + plotted(run).heat("l2")

@@ -101,6 +101,7 @@ def test_missing_values_say_why(opened: Callable[..., Any]) -> None:
     page.get_by_text("values: true").wait_for()
 
 
+@pytest.mark.slow
 def test_two_runs_and_two_steps(opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened("?run=pair/new&section=compare&node=embed&step=4")
     page.locator('[data-other="0"]').wait_for()  # the first step of the same run

@@ -89,6 +89,7 @@ def test_a_run_whose_writer_died_is_shown_and_said_to_have_stopped(runs: Path, s
     page.locator('article[data-step="1"]').wait_for()
 
 
+@pytest.mark.slow
 def test_a_new_run_is_offered_without_moving_what_is_looked_at(runs: Path, show: Show) -> None:
     page = show("?step=4&node=head")
     page.locator('article[data-step="4"]').wait_for()
@@ -113,6 +114,7 @@ def test_a_run_that_goes_away_while_it_is_viewed_comes_back(
     page.wait_for_function("() => !document.querySelector('.notice.big')?.checkVisibility()")
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_is_said_in_the_page_and_not_the_end(
     runs: Path, tmp_path: Path, show: Show
 ) -> None:

@@ -100,6 +100,7 @@ def expected_phases(folder: Path) -> pd.DataFrame:
     return open_run(folder).profile(by="step")[PHASES]
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_each_profiled_step_is_a_bar_of_its_phases(
     folder: Path, serve: Callable[..., str], open_page: Callable[..., Any], tmp_path: Path

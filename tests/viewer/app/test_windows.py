@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.shortened import shortened
 from tests.viewer.app.served import turn_to
 
 pytestmark = pytest.mark.browser
@@ -55,14 +56,19 @@ def test_nothing_is_cut_off_in_a_narrow_window(opened: Callable[..., Any]) -> No
     page.locator("table.entries").wait_for()
 
 
-def test_a_narrow_section_shows_its_table_above_its_figures(opened: Callable[..., Any]) -> None:
-    page = opened("?run=pair/new&section=inspect&node=embed&step=4")
-    for section, table in [("inspect", "table.stats"), ("overview", ".facts table")]:
-        turn_to(page, section)
-        top, bottom = page.locator(table).first.evaluate(EXTENT)
-        figures = [figure.evaluate(EXTENT) for figure in page.locator(".bk-Figure:visible").all()]
-        assert bottom - top > 100, section
-        assert all(end <= top or begin >= bottom for begin, end in figures), section
+@pytest.mark.parametrize(
+    "shown", shortened([("inspect", "table.stats"), ("overview", ".facts table")], tried=1)
+)
+def test_a_narrow_section_shows_its_table_above_its_figures(
+    opened: Callable[..., Any], shown: tuple[str, str]
+) -> None:
+    section, table = shown
+    page = opened(f"?run=pair/new&section={section}&node=embed&step=4")
+    top, bottom = page.locator(table).first.evaluate(EXTENT)
+    page.locator(".bk-Figure:visible").first.wait_for()
+    figures = [figure.evaluate(EXTENT) for figure in page.locator(".bk-Figure:visible").all()]
+    assert bottom - top > 100
+    assert all(end <= top or begin >= bottom for begin, end in figures)
 
 
 def test_the_sidebar_folds_and_opens_over_the_page(opened: Callable[..., Any]) -> None:
@@ -81,6 +87,7 @@ def test_the_sidebar_folds_and_opens_over_the_page(opened: Callable[..., Any]) -
     side.wait_for(state="visible")
 
 
+@pytest.mark.slow
 def test_a_large_screen_is_filled_evenly(viewer: Callable[..., Any]) -> None:
     large = {"width": 3840, "height": 2160}
     page = viewer("?run=pair/new&section=kpis&node=embed", ".bk-Figure", viewport=large)
@@ -111,11 +118,14 @@ SCROLLED = """() => {
 """Finds what is cut off below because it could only be scrolled to."""
 
 
+@pytest.mark.parametrize(
+    "sections", shortened([["inspect"], ["overview", "values", "compare"]], tried=1), ids=" ".join
+)
 def test_only_the_open_section_is_printed_and_nothing_of_it_is_cut_off(
-    viewer: Callable[..., Any],
+    viewer: Callable[..., Any], sections: list[str]
 ) -> None:
     page = viewer("?run=pair/new&section=kpis&node=embed&step=4", ".bk-Figure", viewport=NARROW)
-    for section in ["overview", "inspect", "values", "compare"]:
+    for section in sections:
         turn_to(page, section)
         page.emulate_media(media="print")
         page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
