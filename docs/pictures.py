@@ -35,6 +35,7 @@ PATIENCE = 60_000  # milliseconds
 RUNS = {  # name: script and its arguments
     "tutorial/with-bug": ("tutorial",),
     "tutorial/without-bug": ("tutorial", "model.activation_on_last_layer=false"),
+    "watermark/marked": ("watermark",),
     "characters/gpt": ("characters", "steps=600", "+comgra.values.max_elements=16384"),
 }
 
@@ -73,6 +74,7 @@ PICTURES: dict[str, Address] = {  # name: query parameters
         "stat": "std",
         "open": ["blocks", "blocks.1", "blocks.1.attention"],
     },
+    "watermark": {"run": "watermark/marked", "node": "conv3", "section": "pictures"},
     "tutorial-overview": {
         "run": "tutorial/with-bug",
         "node": "input",
@@ -113,11 +115,16 @@ def record(name: str, runs: Path) -> None:
     example, *arguments = RUNS[name]
     group, run = name.split("/")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "examples" / example / "train.py"), "+comgra=debug"]
-        where = [f"hydra.callbacks.comgra.run.{key}" for key in ("root", "group", "name")]
-        values = [str(runs), group, run]
-        pairs = [f"{key}={value}" for key, value in zip(where, values, strict=True)]
-        subprocess.run([*command, *pairs, *arguments], cwd=folder, check=True)
+        script, spec = (ROOT / "examples" / example / each for each in ("train.py", "look.yaml"))
+        keys, values = ("root", "group", "name"), (str(runs), group, run)
+        own = spec.exists()
+        where = "run" if own else "hydra.callbacks.comgra.run"
+        pairs = [f"{where}.{key}={value}" for key, value in zip(keys, values, strict=True)]
+        if own:  # the example has a spec of its own
+            door = ["-m", "comgra_decl", "--spec", str(spec), *pairs, str(script)]
+        else:
+            door = [str(script), "+comgra=debug", *pairs]
+        subprocess.run([sys.executable, *door, *arguments], cwd=folder, check=True)
 
 
 @contextmanager

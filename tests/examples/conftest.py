@@ -17,6 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 SHORT = {  # just long enough for the loss to fall clearly
     "tutorial": ["steps=100", "eval_every=50", "task.eval_size=32"],
     "digits": ["steps=30", "eval_every=15"],
+    "watermark": ["steps=60", "eval_every=30"],
     "characters": ["steps=30", "eval_every=15", "eval_batches=2", "batch_size=8", "write=8"],
     "induction": ["steps=120", "batch_size=32"],
 }

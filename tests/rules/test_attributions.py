@@ -100,11 +100,11 @@ class Steep(nn.Module):
         return self.scale * torch.stack([score, 0 * score], 1)
 
 
-def found(tmp_path: Path, model: nn.Module, **spec: Any) -> dict[str, Any]:
+def found(tmp_path: Path, model: nn.Module, steps: int = 22, **spec: Any) -> dict[str, Any]:
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     x, labels = torch.ones(6, 1, 4, 4), torch.zeros(6, dtype=torch.int64)
-    with comgra.trace({"schedule": {"first": 10}, **spec}, root=tmp_path) as session:
-        for _ in range(3):
+    with comgra.trace({"schedule": {"first": 30}, **spec}, root=tmp_path) as session:
+        for _ in range(steps):
             optimizer.zero_grad()
             F.cross_entropy(model(x), labels).backward()
             optimizer.step()
@@ -114,7 +114,7 @@ def found(tmp_path: Path, model: nn.Module, **spec: Any) -> dict[str, Any]:
 
 
 TOP_ROW = [[1, 1, 1, 1], [0] * 4, [0] * 4, [0] * 4]
-PROBE = {"samples": {"count": 2}, "schedule": {"first": 3}}
+PROBE = {"samples": {"count": 2}, "schedule": {"first": 30}}
 
 
 def test_a_model_that_looks_elsewhere_is_reported_with_the_share(tmp_path: Path) -> None:
@@ -124,6 +124,12 @@ def test_a_model_that_looks_elsewhere_is_reported_with_the_share(tmp_path: Path)
     assert finding.rule == "attribution_outside_mask"
     assert finding.evidence["share"] == pytest.approx(12 / 16)
     assert "75% of the attribution in the picture 'map'" in finding.message
+
+
+def test_an_untrained_model_may_look_anywhere(tmp_path: Path) -> None:
+    pictures = {"map": {"method": "input_x_gradient", "of": "eyes", "target": 0}}
+    probes = {"eyes": {**PROBE, "mask": TOP_ROW}}
+    assert found(tmp_path, Pixels(), 20, probes=probes, pictures=pictures) == {}
 
 
 def test_a_model_that_looks_inside_the_mask_is_not(tmp_path: Path) -> None:

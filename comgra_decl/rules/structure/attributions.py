@@ -7,6 +7,7 @@ from typing import Any
 
 from comgra_decl.rules.api import (
     PICTURE_CHECKS,
+    Count,
     Finding,
     Fraction,
     Place,
@@ -48,6 +49,9 @@ class OutsideParameters(RuleParameters):
     share: Fraction = 0.5
     """Smallest share of the attribution outside the mask that is reported."""
 
+    after: Count = 20
+    """Earliest step that is considered, because an untrained model looks anywhere."""
+
 
 class AttributionOutsideMask(PictureRule):
     """Attributions that lie outside the part of the input that should matter."""
@@ -55,10 +59,10 @@ class AttributionOutsideMask(PictureRule):
     name = "attribution_outside_mask"
     certainty = 0.7
     definition = (
-        "The probe declares a `mask`. Of the magnitude of a picture at the last record, more "
-        "than `share` lies outside the mask, as a mean over the samples. The magnitudes of "
-        "channels are added up. For Grad-CAM of a smaller layer, the mask is averaged over the "
-        "area of each place. Checked at the end of a run."
+        "The probe declares a `mask`. Of the magnitude of a picture at the last record, from step "
+        "`after` on, more than `share` lies outside the mask, as a mean over the samples. The "
+        "magnitudes of channels are added up. For Grad-CAM of a smaller layer, the mask is "
+        "averaged over the area of each place. Checked at the end of a run."
     )
     source = (
         "Lapuschkin et al., Unmasking Clever Hans predictors (2019): predictions for the wrong "
@@ -78,9 +82,13 @@ class AttributionOutsideMask(PictureRule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the picture with the largest share outside."""
-        found = [(n.get("outside", 0.0), name, step) for name, step, n in self.pictures(scene)]
+        found = [
+            (numbers.get("outside", 0.0), name, step)
+            for name, step, numbers in self.pictures(scene)
+            if step >= self.parameters.after
+        ]
         share, name, step = max(found, default=(0.0, "", 0))
-        if share <= self.parameters.share or not scene.ended:  # an untrained model looks anywhere
+        if share <= self.parameters.share or not scene.ended:
             return []
         return [
             self.finding(
