@@ -25,7 +25,8 @@ class Attention(nn.Module):
         parts = (self.query(read), self.key(read), self.value(read))
         q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in parts)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(mixed.transpose(1, 2).flatten(-2))
+        output: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
+        return output
 
 
 class AttentionOnly(nn.Module):
@@ -44,4 +45,5 @@ class AttentionOnly(nn.Module):
         x = self.token(tokens) + self.position(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = x + layer(x)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
