@@ -269,6 +269,7 @@ def of_images() -> dict[str, Any]:
 ELSEWHERE = {
     'run.checkpoint(400, model="Generator")',  # of another model
     'run.picture("lens", 400, "transformer.h.3").facts["tokens"]',
+    'run.embedding("conv2", method="tsne")',  # needs an optional package
     'comgra.open_run("s3://bucket/runs/train/first")',
     'slot.of("grad:aux")',
     "run.rank(1)",  # of a run of several processes
