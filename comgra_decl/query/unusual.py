@@ -32,7 +32,8 @@ def _counts(snapshot: Snapshot, whole: Floats) -> Floats:
     If a record does not state it, the number in the first record is used.
     """
     view = snapshot.view
-    first = [np.nan if s.batch_dim is None else s.shape[s.batch_dim] for s in view.slots]
+    slots = view.slots[: len(whole)]  # a record may be older than the last slots
+    first = [np.nan if s.batch_dim is None else s.shape[s.batch_dim] for s in slots]
     counts = np.array(first, float)
     if "rows" in view.meta.columns:
         told = whole[:, view.meta.columns.index("rows")]

@@ -321,7 +321,7 @@ class TowardsFile(SpecModel):
 
     to: Annotated[str, AfterValidator(_checked_file)]
     """A .npz or .safetensors file of parameters by name, such as `numpy.savez(FILE,
-    **run.checkpoint(0))` writes. Its parameters are at coordinate 1, those of the step at 0."""
+    **run.checkpoint(400))` writes. Its parameters are at coordinate 1, those of the step at 0."""
 
 
 class LossSliceSpec(_LandscapeSpec):

@@ -272,6 +272,7 @@ ELSEWHERE = {
     'run.token_attributions("why", 400)',
     'run.token_attributions("why", 400, by="l2")',
     'run.token_attributions("why", spans={"question": (0, 2), "answer": (2, 3)})',
+    'run.embedding("conv2", method="tsne")',  # needs an optional package
     'comgra.open_run("s3://bucket/runs/train/first")',
     'slot.of("grad:aux")',
     "run.rank(1)",  # of a run of several processes

@@ -75,6 +75,39 @@ def test_an_outlier_begins_where_it_is_made(run: Run) -> None:
     assert found.to_numpy().max() > 20
 
 
+def test_a_record_that_is_older_than_many_slots_is_compared_all_the_same(tmp_path: Path) -> None:
+    class Deep(nn.Module):
+        """Calls more of its layers in each step."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(70))
+            self.called = 1
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers[: self.called]:
+                x = layer(x)
+            self.called = len(self.layers)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Deep(), torch.randn(SAMPLES, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def train() -> None:
+        for _ in range(2):
+            model(x).sum().backward()
+            optimizer.step()
+
+    found = traced(tmp_path, NODES, train, samples={"count": SAMPLES})
+    for step, node in ((0, "layers.0"), (1, "layers.0")):
+        values = found.value(node, step).mean(1)
+        others = np.array([np.delete(values, i) for i in range(SAMPLES)])
+        wanted = (values - others.mean(1)) / others.std(1)
+        row = found.unusual(step, "mean").xs((node, "output"), level=("node", "role"))
+        np.testing.assert_allclose(row.to_numpy()[0], wanted, rtol=1e-3)
+
+
 def test_what_cannot_be_compared_is_missing(tmp_path: Path) -> None:
     run = traced(tmp_path, NODES, step_of(nn.Linear(3, 2), torch.randn(2, 3)))
     assert run.unusual(0).empty  # two samples: no spread of the others

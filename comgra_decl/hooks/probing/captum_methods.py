@@ -78,7 +78,8 @@ def _keywords(kind: Any, spec: CaptumSpec) -> tuple[dict[str, Any], dict[str, An
                 f"{spec.method.target} has no {name!r}{did_you_mean(name, known)} (it has "
                 f"{', '.join(known)})"
             )
-        (made if name in of_constructor else given)[name] = _tuples(value)
+        side = made if name in of_constructor else given
+        side[name] = _tuples(value)
     return made, given
 
 
