@@ -238,7 +238,7 @@ class Inexact(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         (x,) = ctx.saved_tensors
-        return gradient * (x.cos() + 0.01 * x.flip(1).exp())
+        return gradient * (x.cos() + 0.1 * x.flip(1).exp())
 
 
 class Through(nn.Module):
