@@ -22,7 +22,7 @@ PROGRAM = """
 import sys, time
 import torch
 import comgra_decl as comgra
-model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+model = torch.nn.Linear(2, 2)  # without modules inside, whose calls could be the next ones
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 changes = ["schedule.first=100000", "store.commit_interval=0", "on_finding.break=error"]
 end = time.monotonic() + 60

@@ -1,8 +1,8 @@
-"""Run programs with torch and comgra_decl already imported, which saves four seconds each.
+"""Run programs with torch and comgra_decl already imported, which saves five seconds each.
 
-They are forked from a process that has only imported modules, so they are independent of each other
-and of the tests; `COMGRA` in their environment has its usual effect. Tests of the start of Python,
-of its imports or of its exit should start a new Python instead.
+They are forked from a process that has only imported modules (and `prepared`), so they are
+independent of each other and of the tests; `COMGRA` in their environment has its usual effect.
+Tests of the start of Python, of its imports or of its exit should start a new Python instead.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import chdir
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -29,11 +30,15 @@ from typing import Any
 from unittest import mock
 
 from comgra_decl.doors.environment import attach
+from tests.support import freezing
 
 IMPORTED = ["torch._dynamo", "torch.distributed", "pandas", "hydra", "comgra_decl.record.session"]
 IMPORTED += ["comgra_decl.hooks", "comgra_decl.query", "comgra_decl.rules.catalogue"]
-IMPORTED += ["comgra_decl.viewer.page", "comgra_decl.viewer.serve"]
+IMPORTED += ["comgra_decl.viewer.page", "comgra_decl.viewer.serve", "comgra_decl.keep"]
+IMPORTED += ["comgra_decl.cli.main", "comgra_decl.doors.trace", "comgra_decl.record.live_spec"]
+IMPORTED += ["tests.support.prepared"]  # last, because it sets aside what has been imported
 PATIENCE = 240
+ROOT = Path(__file__).parents[2]
 
 
 class Program:
@@ -64,7 +69,8 @@ class Program:
         _same_server()
         self.process: ForkServerProcess = context.Process(target=_be, args=given, daemon=True)
         # otherwise the program first runs what a test has left as the main module
-        with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}):
+        # and the server imports `tests` from its working directory
+        with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}), chdir(ROOT):
             self.process.start()
 
     def ended(self, timeout: float | None = PATIENCE) -> CompletedProcess[str]:
@@ -134,6 +140,7 @@ def _be(folder: str, arguments: list[str], environment: dict[str, str], output: 
     os.environ.update(environment)
     os.chdir(folder)
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    freezing.hide()
     attach()  # as the import of torch does
     code = _code_of(arguments)
     atexit._run_exitfuncs()
