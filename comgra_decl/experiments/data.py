@@ -202,20 +202,18 @@ def drawing(drawn: Drawn, batches: int, end: Callable[[], BaseException]) -> Ite
 
 def _losses(compared: Callable[[str, Any], None]) -> Any:
     """Return a mode that reports the target of each call of a loss function."""
-    from torch.overrides import TorchFunctionMode
-
+    from comgra_decl.hooks.modes import CallWatch
     from comgra_decl.hooks.tensors.loss_calls import target_argument
 
-    class Losses(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    class Losses(CallWatch):
+        def handle(
+            self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
-            given = kwargs or {}
             known = target_argument(func)
             if known is not None:
                 name, at = known
-                compared(func.__name__, given.get(name, args[at] if at < len(args) else None))
-            return func(*args, **given)
+                compared(func.__name__, kwargs.get(name, args[at] if at < len(args) else None))
+            return func(*args, **kwargs)
 
     return Losses()
 

@@ -74,6 +74,33 @@ class OwnMode(TorchFunctionMode):
         """Call the function once and return its result."""
 
 
+class CallWatch(TorchFunctionMode):
+    """The base class of modes that read the calls within one `with` statement.
+
+    Like `OwnMode`, it calls the function that the program called, which is not the one that torch
+    passes to a mode where the program, or tracing itself, has put another in its place.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.handle(genuine(func), args, kwargs or {})
+
+    @abstractmethod
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function once and return its result.
+
+        Recognise functions of torch by `__name__`: what a module of torch holds under that name
+        may be a replacement.
+        """
+
+
 _modes: WeakSet[OwnMode] = WeakSet()
 """All modes of tracing."""
 

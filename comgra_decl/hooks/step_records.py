@@ -319,10 +319,11 @@ class StepRecords:
         for name, fact in (*capture.facts.items(), (MODES, capture.modes)):
             if fact:
                 info.extra[name] = self._shared(name, fact)
-        raw = capture.close(info, self._table)
-        if training and info.mode == "train":
-            declared.compiled.recorded(capture, info.step)
+        # The program's modes must not see what is read of tensors here and for the report below.
         with without_functions():
+            raw = capture.close(info, self._table)
+            if training and info.mode == "train":
+                declared.compiled.recorded(capture, info.step)
             raw.structure = declared.structures.finish(info, capture.signature(), training=training)
         if training:
             self._hooks.stop_graph()
@@ -333,9 +334,10 @@ class StepRecords:
         self._warn_of(capture)
         if training and compiles_to_cuda_graphs():
             self._reporter.warn(COMPILED_GRAPH)
-        raw.documents = self._reporter.documents(
-            tracer.called_tops, capture, info, trained=tracer.parameters.turns
-        )
+        with without_functions():
+            raw.documents = self._reporter.documents(
+                tracer.called_tops, capture, info, trained=tracer.parameters.turns
+            )
         self._sink(raw)
 
     def _shared(self, name: str, fact: Any) -> Any:

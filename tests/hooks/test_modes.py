@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
+import comgra_decl
 from comgra_decl.hooks import HookManager
 from comgra_decl.hooks.functions import attention
 from comgra_decl.hooks.functions.functions import FunctionTracer
@@ -23,6 +27,8 @@ from comgra_decl.hooks.tracer import ModuleTracer
 from comgra_decl.records import RawStep
 from comgra_decl.spec import load_spec
 from tests.support.recording import EVERYTHING, recording
+
+PACKAGE = Path(comgra_decl.__file__).parent
 
 SPEC = {
     **EVERYTHING,
@@ -92,20 +98,26 @@ class Counting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def training(*, steps: int = 4) -> tuple[Any, ...]:
-    """Everything that tracing might change: losses, parameters, randomness, the calls made."""
+def training(*, steps: int = 4, throughout: bool = False) -> tuple[Any, ...]:
+    """Everything that tracing might change: losses, parameters, randomness, the calls made.
+
+    Args:
+        steps: the number of steps.
+        throughout: whether the program's mode is also active between forward passes.
+    """
     torch.manual_seed(0)
     model, mode = Net(), Counting()
     optimizer = torch.optim.AdamW(model.parameters(), 0.1)
     losses = []
-    for _ in range(steps):
-        x, y = torch.randn(5, 3), torch.randn(5, 2)
-        with mode:
-            optimizer.zero_grad()
-            loss = F.mse_loss(model(x), y)
-            loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    with mode if throughout else nullcontext():
+        for _ in range(steps):
+            x, y = torch.randn(5, 3), torch.randn(5, 2)
+            with nullcontext() if throughout else mode:
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(x), y)
+                loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
     state = [parameter.tolist() for parameter in model.parameters()]
     return losses, state, model.calls, mode.seen, torch.get_rng_state().tolist()
 
@@ -140,10 +152,13 @@ def fails(monkeypatch: pytest.MonkeyPatch, where: str, *, after: int = 0) -> lis
 
 @pytest.mark.parametrize("spec", [SPEC, EVERYTHING], ids=["with calls", "modules"])
 @pytest.mark.parametrize("graph", [True, False], ids=["graph", "no graph"])
-def test_a_mode_of_the_program_sees_its_own_calls_alone(spec: Any, graph: bool) -> None:
-    plain = training(steps=5)  # from the third on, no graph is followed
+@pytest.mark.parametrize("throughout", [True, False], ids=["throughout", "in forward"])
+def test_a_mode_of_the_program_sees_its_own_calls_alone(
+    spec: Any, graph: bool, throughout: bool
+) -> None:
+    plain = training(steps=5, throughout=throughout)  # from the third on, no graph is followed
     with recording({**spec, "graph": graph}):
-        assert training(steps=5) == plain
+        assert training(steps=5, throughout=throughout) == plain
 
 
 @pytest.mark.parametrize("after", [0, 1])
@@ -282,3 +297,15 @@ def test_attention_that_cannot_be_computed_again_is_a_fault_told_once(
     with recording(SPEC, nodes=nodes) as run:
         assert train() == plain
     assert [str(fault) for fault in run.faults] == ["weights"]
+
+
+def test_every_mode_calls_the_function_that_the_program_called() -> None:
+    """Only the two base classes look it up, and both do."""
+    found = {
+        f"{path.relative_to(PACKAGE)}: {node.name}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        and any(ast.unparse(base).endswith("TorchFunctionMode") for base in node.bases)
+    }
+    assert found == {"hooks/modes.py: OwnMode", "hooks/modes.py: CallWatch"}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.probing.subject import Tap
@@ -209,6 +210,32 @@ def test_the_rollout_of_fused_attention_is_that_of_the_formula(
         wanted = rollout([layer[i] for layer in by_layer], residual)[position]
         np.testing.assert_allclose(found[i], wanted, rtol=0, atol=1e-6)
     np.testing.assert_allclose(found.sum(1), 1.0, atol=1e-6)
+
+
+def test_attention_is_found_where_its_functions_were_replaced(
+    model: Language, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program, or tracing, may have put a function of its own in the place of torch's."""
+    wanted = [values(each, WORDS, method="attention_rollout") for each in (model, _Plain(model))]
+    for name in ("scaled_dot_product_attention", "softmax"):
+        original = getattr(F, name)
+        monkeypatch.setattr(F, name, lambda *args, f=original, **options: f(*args, **options))
+    found = [values(each, WORDS, method="attention_rollout") for each in (model, _Plain(model))]
+    for one, other in zip(wanted, found, strict=True):
+        assert torch.equal(one, other)
+
+
+class _Plain(nn.Module):
+    """One layer of attention whose weights a function computes."""
+
+    def __init__(self, model: Language) -> None:
+        super().__init__()
+        self.embed, self.head = copy.deepcopy(model.embed), copy.deepcopy(model.head)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        weights = F.softmax(x @ x.mT, -1)
+        return self.head(weights @ x)
 
 
 def test_the_rollout_of_torchs_modules_which_return_no_weights() -> None:

@@ -202,6 +202,14 @@ def test_guided_backprop_equals_relus_written_out_for_every_form() -> None:
         same(values(net(form), x, method="guided_backprop", target=1), wanted, 1e-12)
 
 
+def test_relu_is_guided_where_it_was_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(3, 2, 7, 6, dtype=torch.float64)
+    wanted = values(net("function"), x, method="guided_backprop", target=1)
+    original = F.relu
+    monkeypatch.setattr(F, "relu", lambda *args, **options: original(*args, **options))
+    assert torch.equal(values(net("function"), x, method="guided_backprop", target=1), wanted)
+
+
 @pytest.mark.parametrize("target", ["label", "top", "loss", 2])
 def test_the_target_is_what_the_picture_explains(target: str | int) -> None:
     model, x, labels = net(), torch.randn(4, 2, 7, 6, dtype=torch.float64), [2, 0, 1, 1]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.functions.attention import FusedCall, recomputed_weights
+from comgra_decl.hooks.modes import CallWatch
 from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Point, Subject, Target
 from comgra_decl.hooks.pytree import tensors_in
@@ -284,25 +283,25 @@ class _AskForWeights:
         return found, (weights.mean(-3) if averaged else weights) if asked else None
 
 
-class _AttentionCalls(TorchFunctionMode):
+class _AttentionCalls(CallWatch):
     """Takes the weights of attention that functions compute."""
-
-    _SOFTMAX = frozenset({F.softmax, torch.softmax, torch.Tensor.softmax})
 
     def __init__(self, watch: _AskForWeights) -> None:
         super().__init__()
         self._watch = watch
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        """Call the function, and take its weights unless a module of torch returns them."""
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
         if self._watch.inside:
             return result
-        if func is F.scaled_dot_product_attention:
-            call = FusedCall(*args, **(kwargs or {}))
+        if name == "scaled_dot_product_attention":
+            call = FusedCall(*args, **kwargs)
             most = call.weights_per_sample
             self._watch.take(recomputed_weights(call, samples=len(call.query), most=most))
-        elif func in self._SOFTMAX:
+        elif name == "softmax":
             self._watch.take(result)
         return result

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.modes import CallWatch
 from comgra_decl.hooks.probing.lens import Lens
 from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Drawn, Map, Point, Subject, Tap
@@ -289,26 +289,23 @@ def _last(window: tuple[slice, ...]) -> Any:
     return (..., *window)
 
 
-class _GuidedRelus(TorchFunctionMode):
+class _GuidedRelus(CallWatch):
     """Makes every ReLU pass on only positive gradients, as a module, as a function or in place.
 
     Attributes:
         count: how many calls to ReLU had a gradient.
     """
 
-    _FUNCTIONS = frozenset(
-        {F.relu, F.relu_, torch.relu, torch.relu_, torch.Tensor.relu, torch.Tensor.relu_}
-    )
-
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func in self._FUNCTIONS and result.requires_grad:
+        """Call the function, and guide the gradient of its result if it is a ReLU."""
+        result = func(*args, **kwargs)
+        if getattr(func, "__name__", "") in ("relu", "relu_") and result.requires_grad:
             self.count += 1
             result.register_hook(lambda gradient: gradient.clamp(min=0))
         return result
