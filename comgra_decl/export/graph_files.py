@@ -132,17 +132,22 @@ def write_dot(content: Content, to: Path) -> None:
         label = "\\n".join(_dot(line) for line in _lines(node))
         colour = _COLOURS.get(node.kind, _OTHER)
         lines.append(f'  "{_dot(node.name)}" [label="{label}" fillcolor="{colour}"];')
+    most = max((abs(e.effect) for e in graph.edges if e.effect is not None), default=0.0) or 1.0
     for edge in graph.edges:
-        style = _dot_style(edge, graph)
+        style = _dot_style(edge, most)
         lines.append(f'  "{_dot(edge.source)}" -> "{_dot(edge.sink)}"{style};')
     to.write_text("\n".join([*lines, "}"]) + "\n", encoding="utf-8")
 
 
-def _dot_style(edge: Edge, graph: Graph) -> str:
-    """Return the attributes of an edge; an effect has a width, and a colour for its sign."""
+def _dot_style(edge: Edge, most: float) -> str:
+    """Return the attributes of an edge; an effect has a width, and a colour for its sign.
+
+    Args:
+        edge: the edge.
+        most: the largest magnitude of an effect.
+    """
     if edge.effect is None:
         return "" if edge.gradient else " [style=dashed]"
-    most = max(abs(each.effect) for each in graph.edges if each.effect is not None) or 1.0
     width = 0.5 + 4.5 * abs(edge.effect) / most
     colour = _NEGATIVE if edge.effect < 0 else _POSITIVE
     return f' [label="{edge.effect:.3g}" penwidth={width:.2f} color="{colour}"]'

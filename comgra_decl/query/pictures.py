@@ -215,14 +215,17 @@ class Pictures:
             part = view.value(record, slot.id)
             if part is not None:
                 facts[slot.key.role.rpartition(".")[2]] = part[0]
+        # A resumed run may declare another size; those steps have no place in the same array.
+        found = {at: value for at, value in found.items() if value.shape == found[last].shape}
         labels: dict[str, list[Any]] = {"step": [*found]}
         if main.key.role == SLICE:
             names = ("first direction", "second direction")[: found[last].ndim]
             labels.update((each, facts.get("coordinates", [])) for each in names)
         else:
             names, labels["eigenvalue"] = ("eigenvalue",), self._ranks(name, len(found[last]))
-        values = np.stack([v for v in found.values() if v.shape == found[last].shape])
-        return Picture(name, values, ("step", *names), own, step, labels, facts)
+        return Picture(
+            name, np.stack([*found.values()]), ("step", *names), own, step, labels, facts
+        )
 
     def _ranks(self, name: str, count: int) -> list[str]:
         """Return the rank of each eigenvalue, from "1" for the largest to "-1" for the smallest."""

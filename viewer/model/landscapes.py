@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
-from comgra_decl.pictures.curvature import density
 from comgra_decl.query import Picture
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.runview import RunView
@@ -18,6 +17,10 @@ LANDSCAPES = ("hessian", "loss_slice")
 """Methods whose pictures belong to the whole model."""
 
 Floats = NDArray[np.float64]
+
+_WIDTH = 0.02
+"""Standard deviation of each peak of a density, relative to the distance between the outermost
+eigenvalues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,24 @@ def _curvature(found: Picture, step: int) -> Landscape:
     if residual > 1e-3 * abs(row[0]):
         notes.append(f"accurate to {number(residual, digits=2)}; use more points")
     return Landscape(f"{found.name}: hessian", tuple(curves), notes=tuple(notes))
+
+
+def density(nodes: Floats, weights: Floats, points: int = 200) -> tuple[Floats, Floats]:
+    """Return (eigenvalues, density), both [points], with each peak widened to a Gaussian.
+
+    The area under the density is 1 (Ghorbani et al. 2019, equation 4).
+
+    Args:
+        nodes: [vectors, peaks], estimated eigenvalues.
+        weights: [vectors, peaks], the share of the eigenvalues near each one.
+        points: the number of points.
+    """
+    low, high = float(nodes.min()), float(nodes.max())
+    width = _WIDTH * (high - low) or 1e-3 * max(abs(high), 1e-9)
+    at = np.linspace(low - 4 * width, high + 4 * width, points)
+    peaks = np.exp(-0.5 * ((at[:, None, None] - nodes) / width) ** 2)
+    values: Floats = (peaks * weights).sum(2).mean(1) / (width * np.sqrt(2 * np.pi))
+    return at, values
 
 
 def _slice(found: Picture, step: int) -> Landscape:

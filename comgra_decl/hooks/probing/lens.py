@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError, did_you_mean
+from comgra_decl.hooks.probing.loading import tensors_in_file
 from comgra_decl.hooks.probing.subject import Subject
-from comgra_decl.hooks.probing.tensor_files import tensors_in_file
 from comgra_decl.hooks.pytree import tensors_in
 
 _HOW = "name it in the picture, as in {}: {}"

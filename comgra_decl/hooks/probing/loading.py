@@ -1,14 +1,16 @@
-"""List the parameters and buffers of a model, and put others into a copy of it."""
+"""List the parameters and buffers of a model, and load others from a file and into a copy."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
-from comgra_decl.errors import CallError
+from comgra_decl.errors import CallError, ProbeError, needed
 
 EXTRA_STATE = "_extra_state"
 """The end of the name of an entry in a state dict that is not a tensor of the model."""
@@ -33,6 +35,27 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 yield prefix + name, buffer, name not in part._non_persistent_buffers_set
+
+
+def tensors_in_file(name: str) -> dict[str, torch.Tensor]:
+    """Return the tensors in a file by name, on the CPU.
+
+    Raises:
+        ProbeError: the file cannot be read.
+        MissingPackageError: safetensors is not installed.
+    """
+    if name.endswith(".safetensors"):
+        library = needed("safetensors.torch", "safetensors")
+        try:
+            found: dict[str, torch.Tensor] = library.load_file(name)
+        except Exception as error:  # of a class of its own
+            raise ProbeError(f"{name} cannot be read as a .safetensors file: {error}") from None
+        return found
+    try:
+        with np.load(Path(name), allow_pickle=False) as archive:
+            return {key: torch.from_numpy(np.ascontiguousarray(archive[key])) for key in archive}
+    except Exception as error:  # also of the zip and zlib modules
+        raise ProbeError(f"{name} cannot be read as a .npz file: {error}") from None
 
 
 def load(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:

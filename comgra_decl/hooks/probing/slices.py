@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from comgra_decl.errors import ProbeError, did_you_mean
-from comgra_decl.hooks.probing.loading import named_tensors
+from comgra_decl.hooks.probing.loading import named_tensors, tensors_in_file
 from comgra_decl.hooks.probing.measuring import Gauge
 from comgra_decl.hooks.probing.subject import Drawn, Map, Subject
-from comgra_decl.hooks.probing.tensor_files import tensors_in_file
 from comgra_decl.records import SLICE
 from comgra_decl.spec.pictures import LossSliceSpec, TowardsFile
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from comgra_decl.pictures.curvature import density
-from comgra_decl.viewer.model.landscapes import Landscape
+from comgra_decl.viewer.model.landscapes import Landscape, density
 from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.panes.pictures import PicturesPane
