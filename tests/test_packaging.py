@@ -10,13 +10,17 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import urllib.request
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
+import comgra_decl
 from comgra_decl.query import list_runs
 from tests.support.programs import HYDRA_DATACLASS, TRAINING, loss_of, plain_loss
 
@@ -310,6 +314,29 @@ def test_an_editable_install_is_the_repository_and_the_plugin(tmp_path: Path) ->
     assert "comgra_decl.doors.hydra.TraceCallback" in listed
     door = "import importlib.metadata as m; print(m.entry_points(group='torch.backends').names)"
     assert "comgra-decl" in environment.output(door)
+
+
+def test_the_conda_recipe_requires_what_the_wheel_requires() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        project = tomllib.load(file)["project"]
+    extras = project["optional-dependencies"]
+    renamed = {"torch": "pytorch", "ml-dtypes": "ml_dtypes"}
+
+    def needs(requirements: Iterable[str]) -> set[tuple[str, str]]:
+        found = (Requirement(each) for each in requirements if "comgra-decl" not in each)
+        return {(renamed.get(r.name, r.name), str(r.specifier)) for r in found}
+
+    recipe = yaml.safe_load((ROOT / ".ci" / "conda" / "recipe.yaml").read_text())
+    core, whole = (
+        [r for r in output["requirements"]["run"] if "pin_subpackage" not in r]
+        for output in recipe["outputs"]
+    )
+    listed = [
+        {(r.name, str(r.specifier)) for r in map(Requirement, each)} for each in (core, whole)
+    ]
+    assert listed[0] == needs(project["dependencies"]) | {("python", project["requires-python"])}
+    assert listed[1] == needs([*extras["read"], *extras["view"], *extras["fast"]])
+    assert recipe["context"]["version"] == comgra_decl.__version__
 
 
 def test_the_repository_contains_only_the_product() -> None:
