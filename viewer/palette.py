@@ -19,6 +19,16 @@ BLUE, ORANGE, GREY, RED = "#3f6fd8", "#d9692e", "#8a93a6", "#d6334a"
 _SHADES = 1024
 """Number of steps of a colour scale; neighbours cannot be told apart."""
 
+KINDS = {
+    "input": "#2f9e63",
+    "parameter": "#c08a10",
+    "buffer": "#8d7b66",
+    "computed": "#5a6fd8",
+    "target": "#12958f",
+    "loss": "#c8377f",
+}
+"""Colours of the kinds of nodes, as in `graph.css` for light pages."""
+
 INK = "#737d91"
 """The colour of text in figures that cannot adapt to the theme; readable in both."""
 

@@ -16,21 +16,45 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import panel as pn
+from bokeh.models import HoverTool
 from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run, at_steps, clock_of
 from comgra_decl.query.slot import Slot
+from comgra_decl.viewer.graph.layout import Band, Box, Outline, Room, Scene
+from comgra_decl.viewer.graph.places import BAND, cut, text_width
+from comgra_decl.viewer.graph.routes import routes
 from comgra_decl.viewer.model.distribution import cumulative, quantile
 from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of
-from comgra_decl.viewer.model.graph import scale_of
+from comgra_decl.viewer.model.graph import graph_of, heat_of, scale_of
 from comgra_decl.viewer.model.library import XAxis
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import smoothed
 from comgra_decl.viewer.notebook import Look, load_in_notebook
-from comgra_decl.viewer.palette import BLUE, LINES, colour_at, signed_colour, signed_faded
+from comgra_decl.viewer.palette import (
+    BLUE,
+    GREY,
+    INK,
+    KINDS,
+    LINES,
+    colour_at,
+    signed_colour,
+    signed_faded,
+)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
+
+_GRAPH_SIZE = 1200, 700
+"""Width and height of the area in which a graph can be read."""
+
+_TITLE = 30
+"""Height of the title above a graph."""
+
+_UNKNOWN = "#8a93a626"
+"""The fill of boxes without a value."""
 
 _DENSITY = ("#a9c3ea", BLUE)
 """Colours for few and for many points in an image."""
@@ -44,6 +68,8 @@ _LINE, _HIGHEST = 14, 700
 _COLOUR = (colour_at, signed_colour)
 _PLACES = (np.linspace(0, 1, 128).tolist(), np.linspace(-1, 1, 128).tolist())
 """Colours of a scale, and of one that diverges from zero, and their places on it."""
+
+_DPI = 144  # of PNG files
 
 _STATIC = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 
@@ -146,6 +172,73 @@ class RunPlots:
             matplotlib={"fig_inches": (7, height / 70), "aspect": None},
         )
 
+    def graph(
+        self,
+        *,
+        step: int | None = None,
+        statistic: str | None = None,
+        of: str = "forward",
+        over_batch: str = "mean",
+        type: str | None = None,
+        expanded: Iterable[str] | None = None,
+        size: tuple[int, int] = _GRAPH_SIZE,
+    ) -> hv.Overlay:
+        """Return the dependency graph at a step, drawn as in the viewer.
+
+        The boxes are `hv.Rectangles` with the dimensions `box` (name of the node or folded group),
+        `kind` and, if a statistic is chosen, that statistic: the one of the node, or the largest
+        magnitude in a folded group. Dashed edges carry no gradient.
+
+        Args:
+            step: the step; by default, the last one.
+            statistic: statistic that colours the boxes, on the viewer's scale for all steps; by
+                default, boxes are coloured by kind.
+            of: pass of the statistic.
+            over_batch: aggregate over the batch: "mean", "std" or "abs_max".
+            type: type of execution or tag; by default, all training steps.
+            expanded: module groups to expand, such as "blocks" and "blocks.0"; by default, as many
+                as can be read.
+            size: width and height of the drawing in pixels at which its text should be readable;
+                long drawings are wrapped into rows.
+
+        Raises:
+            UnknownNameError: the step was not recorded, or there is no such statistic, pass or
+                group.
+        """
+        view = RunView(self._run)
+        steps = [int(each) for each in view.steps(type or "")]
+        if not steps or (step is not None and step not in steps):
+            what = f" of type {type!r}" if type else ""
+            range_ = f" The steps are {steps[0]} to {steps[-1]}." if steps else ""
+            raise UnknownNameError(f"step {step} was not recorded{what}.{range_}")
+        if statistic is not None:
+            self.heat(statistic, of=of, over_batch=over_batch, type=type)  # checks the names
+        at = Selection(
+            type=type or "",
+            step=steps[-1] if step is None else step,
+            statistic=statistic or "",
+            batch=over_batch,
+        )
+        graph, room = graph_of(view, at), Room(*map(float, size))
+        outline = Outline(graph.nodes, graph.edges)
+        first = outline.folding(room)
+        opened = first.expanded if expanded is None else frozenset(expanded)
+        scene = outline.scene(opened, room=room, limit=first.limit)
+        if wrong := sorted(opened - {band.id for band in scene.bands}):
+            folded = [box.id for box in scene.boxes if box.folded]
+            raise UnknownNameError(
+                f"{shown(wrong[0])} is not a group that can be expanded"
+                f"{did_you_mean(wrong[0], folded) or '.'} Folded groups: "
+                f"{', '.join(map(repr, folded)) or 'none'}."
+            )
+        title = f"{self._run.name} at step {at.step}"
+        if statistic is None:
+            return _scene(scene, None, title)
+        paint, scale = heat_of(view, at, graph, scene=scene, pass_=of)
+        kind = ", logarithmic" if scale["log"] else ""
+        ends = f"{scale['low']} to {scale['high']}{kind}"
+        return _scene(scene, paint, f"{statistic} ({of}) at step {at.step}, {ends}")
+
     def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
         """Return metrics by step: an overlay of curves of `value`, keyed by `metric`.
 
@@ -170,6 +263,47 @@ class RunPlots:
         chosen = names or tuple(there)
         curves = {n: _metric(table[table["name"] == n], "value", smoothing) for n in chosen}
         return _overlay(curves, "metric")
+
+    def picture(
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        node: str | None = None,
+        sample: int = 0,
+        type: str | None = None,
+    ) -> hv.Image | hv.Curve:
+        """Return a picture of one sample, or one that shows several nodes or steps: `Run.picture`.
+
+        Rows and columns are an image, whose dimensions have the names of the picture's axes;
+        leading axes, such as channels, are added up. One row of numbers is a curve.
+
+        Args:
+            name: name of the picture.
+            step: the step; by default, the last one that has the picture.
+            node: the node; required if the picture shows several.
+            sample: number of the sample, if the picture has a value for each.
+            type: type of execution, such as "probe:eyes"; by default, the first probe.
+
+        Raises:
+            UnknownNameError: there is no such picture, step, node or sample.
+        """
+        found = self._run.picture(name, step, node, type=type)
+        values, axes = np.asarray(found.values, np.float64), [*found.axes]
+        if axes[0] == "sample" and len(axes) > 1:
+            if not 0 <= sample < len(values):
+                raise UnknownNameError(f"there is no sample {sample}; there are {len(values)}.")
+            values, axes = values[sample], axes[1:]
+        while values.ndim > 2:
+            values, axes = values.sum(0), axes[1:]
+        at = "" if found.step is None else f"step {found.step}"
+        label = " \u00b7 ".join(filter(None, [name, found.node, at]))
+        if values.ndim == 2:
+            drawing = Drawing("map", values, "", down=axes[0], across=axes[1])
+            return _picture(drawing, label)
+        places = found.labels.get(axes[0], range(len(values)))
+        table = pd.DataFrame({axes[0]: [*places], name: values})
+        return _lines(hv.Curve(table, axes[0], name, label=label))
 
     def cloud(
         self,
@@ -441,7 +575,8 @@ def save(element: Any, path: str | Path) -> Path:
                 f"saving {target.name!r} needs Matplotlib: pip install 'comgra-decl[plot]'; "
                 "'.html' needs no other package"
             ) from error
-        hv.save(element, target, fmt=_STATIC[suffix], backend="matplotlib")
+        sharp = {"dpi": _DPI} if suffix == ".png" else {}
+        hv.save(element, target, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
     else:
         names = ", ".join([".html", *_STATIC])
         raise ValueError(f"path must end with one of {names}, got {target.name!r}")
@@ -532,6 +667,107 @@ def _picture(drawing: Drawing, label: str) -> Any:
         image, "Image", look | colours, bokeh={"height": 360, "tools": ["hover"]},
         matplotlib={"aspect": None},
     )  # fmt: skip
+
+
+def _scene(scene: Scene, paint: Mapping[str, Mapping[str, Any]] | None, title: str) -> hv.Overlay:
+    """Return a drawing of the graph, with the colours of `heat_of` or those of the kinds."""
+    place = {"kdims": ["x", "y"]}
+    ways: dict[bool, list[Any]] = {True: [], False: []}
+    for (_, _, gradient), line in zip(scene.edges, routes(scene), strict=True):
+        ways[gradient].append(line)
+    thin = {"color": GREY}
+    edges = _styled(
+        hv.Path(ways[True], **place),
+        "Path", thin, bokeh={"line_width": 1}, matplotlib={"linewidth": 0.8},
+    )  # fmt: skip
+    loose = _styled(
+        hv.Path(ways[False], **place),
+        "Path", thin,
+        bokeh={"line_width": 1, "line_dash": "dashed"},
+        matplotlib={"linewidth": 0.8, "linestyle": "dashed"},
+    )  # fmt: skip
+    rows = []
+    for box in scene.boxes:
+        mine = None if paint is None else paint.get(box.id)
+        fill = _UNKNOWN if paint is not None else f"{KINDS[box.kind]}38"
+        text = "" if mine is None else mine["text"]
+        corners = (box.x, box.y, box.x + box.w, box.y + box.h)
+        colours = fill if mine is None else mine["fill"], KINDS[box.kind]
+        rows.append((*corners, box.id, box.kind, text, *colours))
+    rectangles = _styled(
+        hv.Rectangles(
+            rows, kdims=["x", "y", "right", "bottom"],
+            vdims=["box", "kind", "shown", "fill", "edge"],
+        ),
+        "Rectangles", {},
+        bokeh={
+            "color": "fill", "line_color": "edge",
+            "tools": [HoverTool(tooltips=[("", "@box"), ("kind", "@kind"), ("value", "@shown")])],
+        },
+        matplotlib={"facecolor": "fill", "edgecolor": "edge", "linewidth": 1},
+    )  # fmt: skip
+    texts = [
+        (box.x + box.w / 2, box.y + box.h / 2, _fitting(box, row[6]), _ink(row[7]))
+        for box, row in zip(scene.boxes, rows, strict=True)
+    ]
+    texts += [
+        (band.x + band.w / 2, scene.rows[band.row][0] - BAND * (_levels(scene, band) - 0.4),
+         cut(band.label, band.w), INK)
+        for band in scene.bands
+    ]  # fmt: skip
+    labels = _styled(
+        hv.Labels(texts, kdims=["x", "y"], vdims=["text", "colour"]),
+        "Labels", {},
+        bokeh={"text_color": "colour", "text_font_size": "11px"},
+        matplotlib={"color": "colour", "size": 7.5},
+    )  # fmt: skip
+    spans = [
+        (band.x, y, band.x + band.w, y)
+        for band in scene.bands
+        for y in [scene.rows[band.row][0] - BAND * (_levels(scene, band) - 0.9)]
+    ]
+    brackets = _styled(
+        hv.Segments(spans, kdims=["x", "y", "right", "bottom"]),
+        "Segments", {"color": GREY}, bokeh={"line_width": 1}, matplotlib={"linewidth": 0.8},
+    )  # fmt: skip
+    whole = edges * loose * brackets * rectangles * labels
+    width, height = round(scene.width), round(scene.height)
+    look = {
+        "title": title, "fontsize": {"title": 10}, "xaxis": None, "yaxis": None,
+        "invert_yaxis": True, "show_frame": False,
+        "xlim": (0, scene.width), "ylim": (0, scene.height),
+    }  # fmt: skip
+    whole = whole.opts(
+        hv.opts.Overlay(**look, width=width, height=height + _TITLE, backend="bokeh")
+    )
+    if "matplotlib" in hv.Store.renderers:
+        inches = width / 72, (height + _TITLE) / 72
+        whole = whole.opts(
+            hv.opts.Overlay(**look, fig_inches=inches, aspect="equal", backend="matplotlib")
+        )
+    return whole
+
+
+def _levels(scene: Scene, band: Band) -> int:
+    """Return the line of a band, counted upwards from its row."""
+    return max(each.level for each in scene.bands if each.row == band.row) - band.level + 1
+
+
+def _fitting(box: Box, text: str) -> str:
+    """Return the label of a box, with its number of members and its value."""
+    count = f" \u00d7{box.repeat}" if box.repeat > 1 else ""
+    if box.folded and not box.plain and box.repeat == 1:
+        count = f" ({box.count})"
+    label = cut(box.label, box.w - 8 - text_width(count)) + count
+    return f"{label}\n{text}" if text else label
+
+
+def _ink(fill: str) -> str:
+    """Return black or white, whichever has more contrast with a fill; black if it is faint."""
+    if len(fill) > len("#rrggbb"):
+        return "#1c2230"
+    red, green, blue = (int(fill[i : i + 2], 16) for i in (1, 3, 5))
+    return "#1c2230" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
 
 
 def _overlay(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:

@@ -53,6 +53,16 @@ def text_width(text: str) -> float:
     return sum(map(_glyph_width, text)) * FONT_SIZE / 100
 
 
+def cut(text: str, room: float) -> str:
+    """Return a label without its middle if it is wider than `room`."""
+    if text_width(text) <= room:
+        return text
+    head, tail = -(-len(text) // 2), len(text) // 2
+    while head + tail > 2 and text_width(f"{text[:head]}\u2026{text[-tail:]}") > room:
+        head, tail = (head - 1, tail) if head > tail else (head, tail - 1)
+    return f"{text[:head]}\u2026{text[len(text) - tail :]}"
+
+
 def _glyph_width(glyph: str) -> int:
     known = _WIDTHS.get(glyph)
     if known is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,8 +17,10 @@ import pandas as pd
 import pytest
 from bokeh.models import ContinuousColorMapper
 
+from comgra_decl import viewer
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, open_group, open_run
+from comgra_decl.viewer.palette import KINDS
 from comgra_decl.viewer.plotting import plotted, save, shaded
 from tests.support.fake_run import FakeRun
 
@@ -59,6 +62,43 @@ def test_a_heat_map_has_a_row_for_each_slot(run: Run) -> None:
     found = mesh.dimension_values("l2", flat=False)
     np.testing.assert_allclose(found, expected.to_numpy().T)
     assert len(mesh.interface.coords(mesh, "step", edges=True)) == len(expected) + 1
+
+
+def test_the_graph_has_the_boxes_of_the_viewer_and_their_values(run: Run) -> None:
+    overlay = plotted(run).graph(step=3, statistic="l2")
+    boxes = overlay.traverse(lambda part: part, [hv.Rectangles])[0].dframe().set_index("box")
+    assert {"embed", "head"} <= {*boxes.index}
+    assert {*boxes["kind"]} <= {*KINDS}
+    for box in ("embed", "head"):
+        value = run.series(box, "l2")[3]
+        assert float(boxes.loc[box, "shown"]) == pytest.approx(value, rel=0.01)
+    assert len({*boxes["fill"]}) > 1
+    assert (boxes["right"] > boxes["x"]).all()
+    by_kind = plotted(run).graph(step=3).traverse(lambda part: part, [hv.Rectangles])[0].dframe()
+    assert {*by_kind["edge"]} <= {*KINDS.values()}
+    assert not any(by_kind["shown"])
+
+
+def test_the_colours_of_kinds_are_those_of_the_viewer() -> None:
+    css = (Path(viewer.__file__).parent / "components" / "graph.css").read_text()
+    assert re.findall(r"--kind-(\w+): (#\w+);", css) == [*KINDS.items()]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"step": 999}, "step 999 was not recorded. The steps are 0 to"),
+        ({"statistic": "sdt"}, "did you mean 'std'"),
+        ({"statistic": "std", "of": "backward"}, "'backward' is not a pass"),
+        ({"expanded": ["nowhere"]}, "'nowhere' is not a group that can be expanded"),
+        ({"type": "none"}, "none"),
+    ],
+)
+def test_a_graph_that_does_not_exist_is_explained(
+    run: Run, asked: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UnknownNameError, match=why):
+        plotted(run).graph(**asked)
 
 
 def test_the_metrics_are_an_overlay_of_curves(run: Run) -> None:

@@ -17,12 +17,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import comgra_decl
+from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run
 from comgra_decl.viewer.model.pictures import Cloud, album, png
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.pictures import PicturesPane
+from comgra_decl.viewer.plotting import plotted
 
 SPEC: dict[str, Any] = {
     "nodes": {"all": {"select": "**"}},
@@ -171,3 +173,15 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
     expect(sample).to_have_attribute("aria-pressed", "false")
     sample.press("Enter")
     expect(sample).to_have_attribute("aria-pressed", "true")
+
+
+def test_a_picture_is_plotted_with_its_numbers(probed: RunView) -> None:
+    run, step = probed.run, 4
+    values = run.picture("cam", step).values
+    image = plotted(run).picture("cam", step=step, sample=3)
+    np.testing.assert_allclose(image.dimension_values("value", flat=False), values[3])
+    guided = plotted(run).picture("guided", step=step)  # the channels are added up
+    whole = run.picture("guided", step).values[0]
+    np.testing.assert_allclose(guided.dimension_values("value", flat=False), whole.sum(0))
+    with pytest.raises(UnknownNameError, match="no sample 6; there are 6"):
+        plotted(run).picture("cam", sample=6)

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 
-from comgra_decl.viewer.graph.layout import GraphNode, build_scene
+from comgra_decl.viewer.graph.layout import GraphNode, Room, Scene, build_scene
 from comgra_decl.viewer.graph.places import MAX_WIDTH
+from comgra_decl.viewer.graph.routes import routes
 from tests.support.shortened import shortened
 from tests.viewer.components.graphs import (
+    DEEP,
     Show,
     expect,
     graph,
@@ -247,3 +250,60 @@ def test_the_graph_downloads_as_a_file_that_stands_alone(show: Show, page: Any) 
     fills = {element.get("fill") for element in root.iter(f"{tag}rect")}
     assert "rgb(68, 1, 84)" in fills
     assert event.value.suggested_filename == "graph.svg"
+
+
+ON_THE_WAY = """([d, count]) => {
+  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  path.setAttribute("d", d);
+  const length = path.getTotalLength();
+  return [...Array(count + 1).keys()].map((i) => {
+    const { x, y } = path.getPointAtLength((i / count) * length);
+    return [x, y];
+  });
+}"""
+"""Returns evenly spaced points of a path."""
+
+
+def away(points: np.ndarray[Any, Any], line: np.ndarray[Any, Any]) -> float:
+    """Return the largest distance of points from a polyline."""
+    a, b = line[:-1], line[1:]
+    along = b - a
+    square = np.maximum((along**2).sum(1), 1e-12)
+    t = ((points[:, None] - a) * along).sum(2) / square
+    nearest = a + t.clip(0, 1)[..., None] * along
+    return float(np.linalg.norm(points[:, None] - nearest, axis=2).min(1).max())
+
+
+@pytest.mark.parametrize(
+    "scene",
+    [
+        build_scene(DEEP.nodes, DEEP.edges, expanded=frozenset({"blocks"}), room=Room(700, 500)),
+        scene_of("blocks", "blocks.0"),
+        build_scene(
+            [GraphNode(name, "computed", i) for i, name in enumerate(("cell", "gate", "head"))],
+            [("cell", "gate", True), ("gate", "cell", True), ("gate", "head", False)],
+            expanded=frozenset(),
+        ),
+    ],
+    ids=["wrapped into rows", "expanded", "recurrent"],
+)
+def test_edges_run_where_figures_without_a_browser_draw_them(
+    scene: Scene, show: Show, page: Any
+) -> None:
+    show(lambda: graph(scene))
+    ours = dict(zip(scene.edges, routes(scene), strict=True))
+    compared = 0
+    for css, gradient in (("path.edge:not(.cut)", True), ("path.edge.cut", False)):
+        mine = [edge for edge in scene.edges if edge[2] is gradient]
+        if not mine:
+            continue
+        path = page.locator(f".world {css}").first.get_attribute("d")
+        parts = [f"M{part}" for part in path.split("M")[1:]]
+        assert len(parts) == len(mine)
+        for edge, part in zip(mine, parts, strict=True):
+            theirs, line = np.array(page.evaluate(ON_THE_WAY, [part, 24])), ours[edge]
+            # Corners are rounded in the browser, and curves have 16 segments here.
+            assert away(theirs, line) < 3.5, edge
+            assert away(line[[0, -1]], theirs) < 0.01, edge
+            compared += 1
+    assert compared == len(scene.edges) > 0

@@ -1,0 +1,140 @@
+"""The command `comgra-decl plot`."""
+
+from __future__ import annotations
+
+import inspect
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line
+
+PANEL = "Look"
+
+
+class View(StrEnum):
+    """What can be drawn."""
+
+    GRAPH = "graph"
+    HEAT = "heat"
+    KPIS = "kpis"
+    SERIES = "series"
+    SAMPLES = "samples"
+    DISTRIBUTION = "distribution"
+    HISTOGRAM = "histogram"
+    PREVIEW = "preview"
+    CLOUD = "cloud"
+    PICTURE = "picture"
+
+
+_ANY = inspect.Parameter.VAR_POSITIONAL
+_AT_A_STEP = (View.HISTOGRAM, View.PREVIEW)
+_OF_A_TENSOR = (View.SERIES, View.SAMPLES, View.DISTRIBUTION, *_AT_A_STEP)
+_FLAGS = {"of": "pass", "over_batch": "over-batch", "expanded": "expand"}
+"""Options whose name differs from that of the parameter."""
+
+
+def command(
+    run: RunPath,
+    target: Annotated[
+        Path, typer.Argument(help="File to create: .svg, .png, .pdf, or .html to zoom in.")
+    ],
+    view: Annotated[View, typer.Option("--view", "-v", help="What to draw.")] = View.GRAPH,
+    node: Annotated[
+        str | None, typer.Option(help="Node of a view of one tensor, or of a picture.")
+    ] = None,
+    role: Annotated[str, typer.Option(help="Role of the tensor.")] = "output",
+    pass_: Annotated[
+        str | None, typer.Option("--pass", help="Pass, such as forward (default) or grad:aux.")
+    ] = None,
+    iteration: Annotated[int, typer.Option(min=0, help="Iteration of the tensor.")] = 0,
+    statistic: Annotated[
+        str | None,
+        typer.Option(help="Statistic, such as std. In a graph, it colours the boxes."),
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a metric or picture. Metrics can be repeated; default: all."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="Step; by default, the last one.")] = None,
+    sample: Annotated[int | None, typer.Option(min=0, help="Number of the sample.")] = None,
+    type_: Annotated[str | None, typer.Option("--type", help="Type of execution or tag.")] = None,
+    over_batch: Annotated[
+        str | None, typer.Option(help="Aggregate over the batch: mean, std or abs_max.")
+    ] = None,
+    smoothing: Annotated[
+        float | None, typer.Option(min=0, help="Weight of earlier values of metrics, below 1.")
+    ] = None,
+    expand: Annotated[
+        list[str] | None,
+        typer.Option(help="Group to expand in a graph; can be repeated. Default: what is readable"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Draw a view of a run to a file: the graph, a heat map, metrics, a tensor or a picture.
+
+    Images need Matplotlib: `pip install 'comgra-decl[view,plot]'`. An HTML file is self-contained
+    and can be zoomed.
+    """
+    from comgra_decl.query import open_run
+
+    opened = open_run(run)
+    given = {
+        "statistic": statistic,
+        "step": step,
+        "sample": sample,
+        "type": type_,
+        "over_batch": over_batch,
+        "smoothing": smoothing,
+        "expanded": expand,
+        "of": pass_,
+        "node": node,
+    }
+    options = {option: value for option, value in given.items() if value is not None}
+    plots: Any = opened.plot
+    if view in _OF_A_TENSOR:
+        if node is None:
+            raise typer.BadParameter(f"--view {view.value} needs --node")
+        plots = opened.slot(node, role=role, of=pass_ or "forward", iteration=iteration).plot
+        options = {option: options[option] for option in options if option not in ("of", "node")}
+        if view in _AT_A_STEP:
+            options.setdefault("step", int(opened.steps[-1]))
+    elif view is View.CLOUD:
+        options.setdefault("step", int(opened.steps[-1]))
+    element = _drawn(plots, view, names=name or [], options=options)
+    from comgra_decl.viewer.plotting import save  # after `plot`, which names a missing extra
+
+    try:
+        written = save(element, target)
+    except (ValueError, OSError) as error:
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        print_json({"path": str(written), "source": str(opened.path), "view": view.value})
+    else:
+        print_line(str(written))
+
+
+def _drawn(plots: Any, view: View, *, names: list[str], options: dict[str, Any]) -> Any:
+    """Return the element that a method of `plots` draws.
+
+    Raises:
+        BadParameter: the view has no such option, or needs one more.
+    """
+    method = getattr(plots, view.value)
+    known = inspect.signature(method).parameters
+    if names and view is not View.KPIS and (view is not View.PICTURE or len(names) > 1):
+        raise typer.BadParameter(f"--view {view.value} takes no --name here")
+    if view is View.PICTURE and names:
+        options["name"] = names[0]
+    for option in options:
+        if option not in known:
+            raise typer.BadParameter(f"--view {view.value} has no --{_FLAGS.get(option, option)}")
+    for option, parameter in known.items():
+        needed = (
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        )
+        if needed and option not in options:
+            raise typer.BadParameter(f"--view {view.value} needs --{_FLAGS.get(option, option)}")
+    return method(*(names if view is View.KPIS else ()), **options)

@@ -1,0 +1,100 @@
+"""`comgra-decl plot` draws every view of a run to a file that other programs open."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from comgra_decl.query import open_run
+from tests.cli.test_commands import done
+from tests.support.fake_run import FakeRun
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("plot") / "runs"
+    fake = FakeRun(root / "group" / "run", nodes=("embed", "head"))
+    fake.write(6, commit=3)
+    fake.close()
+    return root
+
+
+def texts(path: Path) -> str:
+    """Return all text of an SVG file, which Matplotlib writes as comments beside the outlines."""
+    ET.parse(path)  # well-formed
+    return path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ([], "head"),
+        (["--statistic", "std", "--step", "3"], "std (forward) at step 3, "),
+        (["--view", "heat", "--statistic", "l2", "--pass", "grad"], "l2 (grad)"),
+        (["--view", "kpis", "--name", "loss", "--smoothing", "0.5"], "loss"),
+        (["--view", "series", "--node", "head", "--statistic", "std"], "std"),
+        (["--view", "samples", "--node", "head", "--statistic", "std"], "sample"),
+        (["--view", "distribution", "--node", "head", "--pass", "grad"], "head, grad"),
+        (["--view", "histogram", "--node", "head"], "head at step 5"),
+        (["--view", "cloud", "--node", "head", "--step", "2"], "head at step 2"),
+        (["--view", "picture", "--name", "spectra", "--node", "head"], None),
+    ],
+)
+def test_every_view_becomes_a_vector_image(
+    run: Path, tmp_path: Path, arguments: list[str], shown: str | None
+) -> None:
+    target = tmp_path / "view.svg"
+    code = done("plot", str(run), str(target), *arguments)
+    if shown is None:  # not in this run: the reason is said, and nothing is written
+        assert code == 2
+        assert not target.exists()
+        return
+    assert code == 0
+    assert shown in texts(target)
+
+
+def test_other_formats_and_the_answer_as_json(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, magic in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.html", b"<!DOCTYPE")):
+        assert done("plot", str(run), str(tmp_path / name), "--json") == 0
+        told = json.loads(capsys.readouterr().out)
+        assert told == {
+            "path": str(tmp_path / name),
+            "source": str(open_run(run).path),
+            "view": "graph",
+        }
+        assert (tmp_path / name).read_bytes().lstrip()[: len(magic)] == magic
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["a.svg", "--view", "series"], "--view series needs --node"),
+        (["a.svg", "--view", "heat"], "--view heat needs --statistic"),
+        (["a.svg", "--view", "picture"], "--view picture needs --name"),
+        (["a.svg", "--view", "kpis", "--node", "head"], "--view kpis has no --node"),
+        (["a.svg", "--view", "heat", "--statistic", "l2", "--step", "1"], "heat has no --step"),
+        (["a.svg", "--view", "series", "--node", "haed"], "did you mean 'head'"),
+        (["a.svg", "--step", "77"], "step 77 was not recorded"),
+        (["a.gif"], "path must end with one of .html, .png, .svg, .pdf, got 'a.gif'"),
+        (["no/a.svg"], "does not exist"),
+        (["a.svg", "--view", "tree"], "'tree' is not one of"),
+    ],
+)
+def test_what_cannot_be_drawn_is_explained(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    why: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert done("plot", str(run), *arguments) == 2
+    told = " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
+    assert why in told
+    assert not [*tmp_path.iterdir()]
