@@ -265,6 +265,15 @@ def _machine(machine: dict[str, Any]) -> str:
     )
 
 
+_PROBED = "[pictures](pictures.md#presets) at every tenth record, and all of "
+_UNMEASURED = {
+    "off": "attaches nothing",
+    "language": f"{_PROBED}`attention`",
+    "vision": f"{_PROBED}`debug`",
+}
+"""What the table says about presets without a measurement of their own."""
+
+
 def _steps(nets: dict[str, dict[str, Any]]) -> str:
     lines = [
         "| preset | net | plain step | recorded step | ratio | on disk |",
@@ -279,8 +288,7 @@ def _steps(nets: dict[str, dict[str, Any]]) -> str:
                 f"{_times(net, preset).removeprefix('x')} | {_disk(net, preset)} |"
             )
         if not measured:
-            why = "attaches nothing" if preset == "off" else "not measured"
-            lines.append(f"| `{preset}` | {why} | | | | |")
+            lines.append(f"| `{preset}` | {_UNMEASURED.get(preset, 'not measured')} | | | | |")
     return "\n".join(lines)
 
 

@@ -30,7 +30,8 @@ usage: python -m comgra_decl [--spec NAME|FILE] [KEY=VALUE ...] SCRIPT [ARGS ...
 
 Runs a training script unchanged and records what happens inside its models.
 
-  --spec NAME|FILE  a preset (attention, debug, light, off) or a YAML file; default: debug
+  --spec NAME|FILE  a preset (attention, debug, language, light, off, vision) or a YAML file;
+                    default: debug
   KEY=VALUE         an override, such as schedule.every=10 or run.root=/data/runs
   -m MODULE         run a module instead of a file, like python -m
   --version, --help

@@ -20,17 +20,19 @@ class CallRule:
         function: the function's full dotted name.
         within: globs over module paths. Only calls inside a matching module are selected; if empty,
             calls anywhere are.
+        optional: whether it may never be called.
     """
 
     entry: str
     function: str
     within: tuple[str, ...]
+    optional: bool = False
 
 
 def call_rules(spec: Spec) -> list[CallRule]:
     """Return a rule for every function that the spec selects, in the order of the entries."""
     return [
-        CallRule(name, function, tuple(selector.within))
+        CallRule(name, function, tuple(selector.within), entry.optional)
         for name, entry in spec.nodes.items()
         for selector in entry.select
         for function in selector.function

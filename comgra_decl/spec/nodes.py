@@ -204,6 +204,11 @@ class NodeSpec(SpecModel):
     attention: AttentionSpec | None = None
     """Records the weights of fused attention, if the selected modules use it."""
 
+    optional: Bool = False
+    """Whether patterns may match nothing, and functions may never be called, without a warning. If
+    no optional function at all is called, there is one warning.
+    """
+
     @model_validator(mode="after")
     def _captures_what_calls_have(self) -> NodeSpec:
         wrong = [name for name in self.capture if name not in FUNCTION_CAPTURES]

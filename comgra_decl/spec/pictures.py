@@ -241,8 +241,9 @@ class LogitLensSpec(SpecModel):
     method: Literal["logit_lens"]
     """Selects the method."""
 
-    select: Selectors = Field(min_length=1)
-    """The layers, such as `transformer.h.*`."""
+    select: Selectors = []
+    """The layers, such as `transformer.h.*`. If there are none: the members of the `nn.ModuleList`
+    or `nn.Sequential` that consists of modules of one class and has the most parameters."""
 
     norm: Annotated[str, Field(min_length=1)] | None = None
     """The path of the last norm, such as transformer.ln_f; null for the norm whose output the head

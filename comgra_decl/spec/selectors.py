@@ -151,8 +151,9 @@ def _unmatched(spec: Spec, modules: list[ModuleFacts]) -> Iterator[str]:
     if not spec.nodes:
         yield "comgra.nodes: is empty, so no module is recorded; try 'all: {select: \"**\"}'"
     for name, entry in spec.nodes.items():
-        yield from misses(f"comgra.nodes.{name}.select", entry.select, modules)
-        yield from _all_excluded(name, entry, spec, modules)
+        if not entry.optional:
+            yield from misses(f"comgra.nodes.{name}.select", entry.select, modules)
+            yield from _all_excluded(name, entry, spec, modules)
         yield from misses(f"comgra.nodes.{name}.exclude", entry.exclude, modules)
     yield from misses("comgra.exclude", spec.exclude, modules)
 

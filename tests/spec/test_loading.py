@@ -26,7 +26,7 @@ def problems(source: Any, *overrides: str) -> list[str]:
 
 
 def test_the_presets_are_those_of_the_hydra_group() -> None:
-    assert list(presets()) == ["attention", "debug", "light", "off"]
+    assert list(presets()) == ["attention", "debug", "language", "light", "off", "vision"]
     for path in presets().values():
         text = path.read_text()
         assert text.startswith("# @package hydra.callbacks.comgra\n")
@@ -98,8 +98,8 @@ def test_a_file_that_is_no_spec_is_explained(tmp_path: Path, text: str, complain
 def test_an_unknown_preset_names_the_known_ones() -> None:
     assert problems("debgu") == [
         (
-            "comgra: 'debgu' is neither a preset (attention, debug, light, off) nor a YAML file; "
-            "did you mean 'debug'?"
+            "comgra: 'debgu' is neither a preset (attention, debug, language, light, off, vision) "
+            "nor a YAML file; did you mean 'debug'?"
         )
     ]
 

@@ -309,13 +309,20 @@ class FunctionTracer:
         return sum(plan.fired for plan in self._sites.plans)
 
     def unmatched(self) -> Iterator[str]:
-        """Yield one sentence for each function that does not exist or was never called."""
+        """Yield one sentence for each function that does not exist or was never called.
+
+        Optional functions count only if none of them was called.
+        """
+        optional = [rule for rule in self.rules if rule.optional]
+        if optional and not any(map(self._was_called, optional)):
+            names = ", ".join(dict.fromkeys(repr(rule.function) for rule in optional))
+            yield f"comgra.nodes: none of the optional functions was called: {names}"
         for rule in self.rules:
             found = self._missing.get(rule.function)
             place = f" within {', '.join(map(repr, rule.within))}" if rule.within else ""
             if found is not None:
                 yield f"comgra.nodes.{rule.entry}.select: {found.problem}"
-            elif not self._was_called(rule):
+            elif not rule.optional and not self._was_called(rule):
                 yield (
                     f"comgra.nodes.{rule.entry}.select: {rule.function!r} was not called{place}; "
                     "calls made inside a native kernel or another torch function are not visible"

@@ -90,6 +90,33 @@ class Lens:
             yield path, logits
 
 
+def equal_layers(subject: Subject) -> list[str]:
+    """Return the paths of the longest stack of layers: modules of one class in a list.
+
+    If there are several lists, the one with the most parameters counts.
+
+    Raises:
+        ProbeError: the model has no list of at least two such modules.
+    """
+    paths = subject.copy.paths
+    lists = [
+        [*module]
+        for module in subject.copy.module.modules()
+        if isinstance(module, (nn.ModuleList, nn.Sequential)) and len(module) > 1
+    ]
+    sizes = {
+        i: sum(p.numel() for layer in layers for p in layer.parameters())
+        for i, layers in enumerate(lists)
+        if len({type(layer) for layer in layers}) == 1
+    }
+    if not any(sizes.values()):
+        raise ProbeError(
+            "the model has no nn.ModuleList of equal layers; name them, as in select: "
+            "transformer.h.*"
+        )
+    return [paths[id(layer)] for layer in lists[max(sizes, key=sizes.__getitem__)]]
+
+
 def _translators(
     name: str, outputs: Mapping[str, torch.Tensor]
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor | None]]:

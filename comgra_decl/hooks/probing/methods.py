@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.modes import CallWatch
-from comgra_decl.hooks.probing.lens import Lens
+from comgra_decl.hooks.probing.lens import Lens, equal_layers
 from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Drawn, Map, Point, Subject, Tap
 from comgra_decl.records import LENS_TOKENS
@@ -218,7 +218,7 @@ def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
     with torch.no_grad():
         lens = Lens(
             subject,
-            subject.selected(spec.select),
+            subject.selected(spec.select) if spec.select else equal_layers(subject),
             norm=spec.norm,
             head=spec.head,
             translators=spec.translators,

@@ -393,18 +393,22 @@ class Probe:
             study.observe(reading)
         facts: dict[str, Any] = {}
         made: dict[str, Drawn] = {}
+        refused: dict[str, list[str]] = {}
         for name, picture in self._pictures.items():
             try:
                 result = drawn(picture, subject)
             except Exception as error:
                 reason = reason_of(error)
                 facts[name] = {"method": str(picture.method), "refused": reason}
-                self._warn(f"there is no picture {name!r}: {reason}")
+                refused.setdefault(reason, []).append(repr(name))
                 continue
             facts[name], made[name] = result.facts, result
             for each in result.maps:
                 slot = self._own_slot(PICTURE_PREFIX + name, pending, each.node, each.role)
                 self._add(slot, each.values, values=True, per_sample=each.per_sample)
+        for reason, names in refused.items():
+            what = "is no picture" if len(names) == 1 else "are no pictures"
+            self._warn(f"there {what} {', '.join(names)}: {reason}")
         if made:
             self._check(checked(made, self._mask))
         return facts
