@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import comgra_decl as comgra
 from benchmarks.neutrality import zoo
 from benchmarks.neutrality.program import Program, usual
 from benchmarks.neutrality.trial import Verdict, try_program
+from comgra_decl.doors import environment
 from tests.support.shortened import shortened
 
 SHORT = """
@@ -63,7 +63,7 @@ def tried(disturb: Callable[[Program], Any], folder: Path, *, after: int = 4) ->
 
         def step(number: int) -> Tensor:
             value = plain(number)
-            if number == after and _is_traced():
+            if number == after and environment.is_recording():
                 disturb(program)
             return value
 
@@ -71,10 +71,6 @@ def tried(disturb: Callable[[Program], Any], folder: Path, *, after: int = 4) ->
         return program
 
     return try_program("disturbed", build, folder)
-
-
-def _is_traced() -> bool:
-    return any(thread.name.startswith("comgra") for thread in threading.enumerate())
 
 
 def test_an_undisturbed_program_is_equal(tmp_path: Path) -> None:
