@@ -54,7 +54,7 @@ def main(cfg: DictConfig) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr)
     print(f"{len(text):,} characters, {sum(p.numel() for p in model.parameters()):,} parameters")
 
-    losses: list[Tensor] = []
+    losses = torch.zeros(cfg.steps, device=cfg.device)
     for step in range(1, cfg.steps + 1):
         optimizer.zero_grad(set_to_none=True)
         loss = loss_of(model, *get_batch(train_data, cfg, generator))
@@ -62,19 +62,19 @@ def main(cfg: DictConfig) -> None:
         torch.nn.utils.clip_grad_norm_(model.parameters(), cfg.clip)
         optimizer.step()
 
-        losses.append(loss.detach())
+        losses[step - 1] = loss.detach()
         if step % cfg.eval_every == 0 or step == cfg.steps:
             print(
                 f"step {step:5} | loss {loss:.4f} | val loss {validate(model, val_data, cfg):.4f}"
             )
 
-    print(f"final loss {torch.stack(losses[-50:]).mean():.4f} (mean of the last 50 steps)")
+    print(f"final loss {losses[-50:].mean():.4f} (mean of the last 50 steps)")
     if cfg.save is not None:
         checkpoint = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rng": torch.get_rng_state(),
-            "losses": torch.stack(losses).cpu(),
+            "losses": losses.cpu(),
         }
         torch.save(checkpoint, cfg.save)
 

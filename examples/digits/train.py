@@ -98,27 +98,27 @@ def main(cfg: DictConfig) -> None:
     model = ConvNet(**cfg.model).to(cfg.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=cfg.lr)
 
-    losses: list[Tensor] = []
+    losses = torch.zeros(cfg.steps, device=cfg.device)
     for step, (images, labels) in enumerate(forever(loader), start=1):
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images.to(cfg.device)), labels.to(cfg.device))
         loss.backward()
         optimizer.step()
 
-        losses.append(loss.detach())
+        losses[step - 1] = loss.detach()
         if step % cfg.eval_every == 0 or step == cfg.steps:
             val_loss, accuracy = validate(model, *held_out)
             print(f"step {step:5} | loss {loss:.4f} | val loss {val_loss:.4f} ({accuracy:.1%})")
         if step == cfg.steps:
             break
 
-    print(f"final loss {torch.stack(losses[-50:]).mean():.4f} (mean of the last 50 steps)")
+    print(f"final loss {losses[-50:].mean():.4f} (mean of the last 50 steps)")
     if cfg.save is not None:
         checkpoint = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rng": torch.get_rng_state(),
-            "losses": torch.stack(losses).cpu(),
+            "losses": losses.cpu(),
         }
         torch.save(checkpoint, cfg.save)
 

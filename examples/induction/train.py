@@ -47,7 +47,7 @@ def main(cfg: DictConfig) -> None:
     model = AttentionOnly(cfg.tokens, cfg.length, **cfg.model).to(cfg.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.lr, weight_decay=0.01)
 
-    losses: list[Tensor] = []
+    losses = torch.zeros(cfg.steps, device=cfg.device)
     for step in range(1, cfg.steps + 1):
         tokens, periods = get_batch(cfg, generator)
         optimizer.zero_grad(set_to_none=True)
@@ -55,18 +55,18 @@ def main(cfg: DictConfig) -> None:
         loss = loss_of(logits, tokens)
         loss.backward()
         optimizer.step()
-        losses.append(loss.detach())
+        losses[step - 1] = loss.detach()
         if step % 100 == 0 or step == cfg.steps:
             right = accuracy(logits, tokens, periods)
             print(f"step {step:5} | loss {loss:.4f} | repeated tokens predicted {right:.0%}")
 
-    print(f"final loss {torch.stack(losses[-50:]).mean():.4f} (mean of the last 50 steps)")
+    print(f"final loss {losses[-50:].mean():.4f} (mean of the last 50 steps)")
     if cfg.save is not None:
         checkpoint = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rng": torch.get_rng_state(),
-            "losses": torch.stack(losses).cpu(),
+            "losses": losses.cpu(),
         }
         torch.save(checkpoint, cfg.save)
 

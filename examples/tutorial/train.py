@@ -107,7 +107,7 @@ def main(cfg: DictConfig) -> None:
     criterion = nn.BCELoss(reduction="none")  # [batch, 5]: one loss per sum
     optimizer = torch.optim.Adam(model.parameters(), lr=cfg.lr)
 
-    losses: list[Tensor] = []
+    losses = torch.zeros(cfg.steps, device=cfg.device)
     for step in range(1, cfg.steps + 1):
         length = lengths.choice(cfg.task.train_lengths)
         inputs, targets = make_batch(cfg.batch_size, length, generator)
@@ -117,18 +117,18 @@ def main(cfg: DictConfig) -> None:
         loss.backward()
         optimizer.step()
 
-        losses.append(loss.detach())
+        losses[step - 1] = loss.detach()
         if step % cfg.eval_every == 0 or step == cfg.steps:
             scores = evaluate(model, criterion, cfg)
             print(f"step {step:5}", *(f"| length {n}: {s}" for n, s in scores.items()))
 
-    print(f"final loss {torch.stack(losses[-50:]).mean():.4f} (mean of the last 50 steps)")
+    print(f"final loss {losses[-50:].mean():.4f} (mean of the last 50 steps)")
     if cfg.save is not None:
         checkpoint = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rng": torch.get_rng_state(),
-            "losses": torch.stack(losses).cpu(),
+            "losses": losses.cpu(),
         }
         torch.save(checkpoint, cfg.save)
 

@@ -52,7 +52,7 @@ def main(cfg: DictConfig) -> None:
 
     model = ConvNet(**cfg.model).to(cfg.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=cfg.lr)
-    losses: list[Tensor] = []
+    losses = torch.zeros(cfg.steps, device=cfg.device)
     for step in range(1, cfg.steps + 1):
         batch = torch.randint(len(images), (cfg.batch_size,)).to(cfg.device)
         optimizer.zero_grad()
@@ -60,19 +60,19 @@ def main(cfg: DictConfig) -> None:
         loss.backward()
         optimizer.step()
 
-        losses.append(loss.detach())
+        losses[step - 1] = loss.detach()
         if step % cfg.eval_every == 0 or step == cfg.steps:
             accuracy, of_threes = validate(model, *held_out)
             shares = f"held out {accuracy:.1%}, threes {of_threes:.1%}"
             print(f"step {step:5} | loss {loss:.4f} | {shares}")
 
-    print(f"final loss {torch.stack(losses[-50:]).mean():.4f} (mean of the last 50 steps)")
+    print(f"final loss {losses[-50:].mean():.4f} (mean of the last 50 steps)")
     if cfg.save is not None:
         checkpoint = {
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
             "rng": torch.get_rng_state(),
-            "losses": torch.stack(losses).cpu(),
+            "losses": losses.cpu(),
         }
         torch.save(checkpoint, cfg.save)
 

@@ -62,9 +62,11 @@ class GrowingMemory(Rule):
         "not."
     )
     advice = (
-        "Data from each step is kept. Store numbers instead of tensors: `loss.item()` or "
-        "`loss.detach()` in lists, sums and logs. Detach hidden states that are carried to the "
-        "next step. Limit caches and buffers."
+        "Data from each step is kept. Store numbers instead of tensors in lists, sums and logs: "
+        "`loss.item()`, or `losses[step] = loss.detach()` in one tensor for all steps. A list of "
+        "`loss.detach()` keeps no graphs, but on a CPU each small tensor can keep the freed memory "
+        "around it from being reused. Detach hidden states that are carried to the next step. "
+        "Limit caches and buffers."
     )
     Parameters = GrowingMemoryParameters
 
