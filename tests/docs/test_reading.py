@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-import sys
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from comgra_decl.cli.commands.plot import View
 from comgra_decl.cli.main import app
 from comgra_decl.errors import Exit
 from comgra_decl.export import FORMATS
@@ -51,29 +53,34 @@ def test_the_page_of_commands_knows_every_command_and_every_code() -> None:
     assert set(get_command(app).commands) <= set(rows)  # type: ignore[attr-defined]
     codes = page.split("| code |")[1].split("\n\n")[0]
     assert [int(code) for code in re.findall(r"^\| (\d)", codes, re.MULTILINE)] == list(Exit)
-    formats = page.split("| format")[1]
+    formats = page.split("| format")[1].split("\n\n")[0]
     assert re.findall(r"^\| `(\w+)`", formats, re.MULTILINE) == list(FORMATS)
+    views = page.split("| `--view`")[1].split("\n\n")[0]
+    named = [name for row in re.findall(r"^\| (`[^|]+)", views, re.MULTILINE)
+             for name in re.findall(r"`(\w+)`", row)]  # fmt: skip
+    assert sorted(named) == sorted(View)
 
 
-@pytest.mark.usefixtures("root")
-def test_the_examples_of_commands_are_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Asserts that every option and argument of a line is known, although the runs do not exist."""
-    pa = pytest.importorskip("pyarrow")
-    from comgra_decl.cli.main import main
-
+def test_the_examples_of_commands_are_commands() -> None:
+    """Asserts that every option and argument of a line is known, without running the command."""
     page = (DOCS / "commands.md").read_text()
     lines = [line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL)
              for line in block.splitlines()]  # fmt: skip
-    assert len(lines) == 11
-    pa.chunked_array([[1]]).take([0])  # it imports its remaining parts on first use
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert len(lines) == 17
+    commands: Any = get_command(app)
     for line in lines:
-        words = line.partition("#")[0].partition("||")[0].replace("'", "").split()
-        with pytest.raises(SystemExit) as ended:
-            main([*words[1:], "--help"])
-        assert ended.value.code == 0
-        with pytest.raises(SystemExit):
-            main(words[1:])
-        assert "No such option" not in capsys.readouterr().err
+        program, name, *arguments = shlex.split(line.partition("||")[0], comments=True)
+        assert program == "comgra-decl"
+        commands.commands[name].make_context(name, arguments)  # else a usage error
+
+
+def test_no_help_is_read_as_markup() -> None:
+    """Asserts that no text in brackets is lost, as `[view]` would be."""
+    commands: Any = get_command(app)
+    for name, command in commands.commands.items():
+        texts = [
+            command.help or "",
+            *(getattr(each, "help", None) or "" for each in command.params),
+        ]
+        lost = [text for text in texts if re.search(r"\[/?[a-z#@][^\]]*\]", text)]
+        assert not lost, name

@@ -75,8 +75,8 @@ def command(
 ) -> None:
     """Draw a view of a run to a file: the graph, a heat map, metrics, a tensor or a picture.
 
-    Images need Matplotlib: `pip install 'comgra-decl[view,plot]'`. An HTML file is self-contained
-    and can be zoomed.
+    Images need Matplotlib, which the extra `plot` installs. An HTML file is self-contained and can
+    be zoomed.
     """
     from comgra_decl.query import open_run
 
