@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import string
 from pathlib import Path
 
 FALLBACK = ("argparse", "asyncio", "collections", "datetime", "decimal", "fractions", "logging")
+
+
+ALPHABET = "\n " + string.punctuation + string.digits + string.ascii_letters
+"""The characters of Python's documentation; its few others are left out."""
 
 
 def read_text(path: str | None = None) -> str:
     """Return the text of a file, or about half a megabyte of Python's own documentation."""
     if path is not None:
         return Path(path).read_text(encoding="utf-8")
-    return help_topics() or docstrings(*FALLBACK)
+    return "".join(c for c in help_topics() or docstrings(*FALLBACK) if c in ALPHABET)
+
+
+def alphabet_of(text: str) -> str:
+    """Return `ALPHABET` if it suffices for a text, and otherwise the characters of the text."""
+    characters = {*text}
+    return ALPHABET if characters <= {*ALPHABET} else "".join(sorted(characters))
 
 
 def help_topics() -> str:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from model import GPT
 from omegaconf import DictConfig
-from text import read_text
+from text import alphabet_of, read_text
 from torch import Tensor
 
 
@@ -45,7 +45,7 @@ def main(cfg: DictConfig) -> None:
     generator = torch.Generator().manual_seed(cfg.seed)
 
     text = read_text(cfg.text)
-    alphabet = sorted(set(text))
+    alphabet = alphabet_of(text)
     number = {character: i for i, character in enumerate(alphabet)}
     data = torch.tensor([number[character] for character in text])
     train_data, val_data = data[: int(0.9 * len(data))], data[int(0.9 * len(data)) :]

@@ -239,5 +239,13 @@ def test_a_run_shows_it_at_every_record(tmp_path: Path) -> None:
         assert np.array_equal(picture.facts["tokens"], wanted[step])
         assert picture.facts["head"] == "head"
     assert picture.axes[0] == "sample"
-    cards = album(RunView(run), Selection(step=2)).cards
-    assert [card.title for card in cards] == [f"lens: logit_lens, blocks.{i}" for i in range(3)]
+    found = album(RunView(run), Selection(step=2, batch="1"))
+    assert found.cards == ()
+    (table,) = found.lenses
+    assert [node for node, _ in table.layers] == ["blocks.0", "blocks.1", "blocks.2"]
+    (ids,) = [tile.text for tile in found.tiles if tile.sample == 1]
+    assert ids == " ".join(table.words)
+    cells = table.layers[1][1]
+    assert [token for token, _ in cells] == [str(token) for token in wanted[2][1]]
+    likely = run.picture("lens", 2, "blocks.1").values[1]
+    np.testing.assert_allclose([p for _, p in cells], np.exp(likely), rtol=1e-6)

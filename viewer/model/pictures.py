@@ -21,11 +21,13 @@ from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
-from comgra_decl.viewer.model.tokens import labels
+from comgra_decl.viewer.model.tokens import joined, labels
 
 _MOST_SAMPLES = 64
 _MOST_NODES = 32
 _MOST_POINTS = 2000
+_MOST_WORDS = 24
+"""Most tokens of a sample in the gallery."""
 _MOST_LAID_OUT = 2000
 """Most points of all steps that t-SNE lays out while one waits."""
 
@@ -41,7 +43,8 @@ class Tile:
         label: its category; "" if it has none.
         prediction: the class with the highest output; None if there are no classes.
         loss: the cross-entropy of the outputs and the label; None if unknown.
-        image: the input as the source of an `img`; "" if it cannot be drawn.
+        image: the input as the source of an `img`; "" if it is text or cannot be drawn.
+        text: the beginning of the input if it consists of tokens; otherwise "".
     """
 
     sample: int
@@ -49,6 +52,7 @@ class Tile:
     prediction: int | None
     loss: float | None
     image: str
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,24 @@ class Card:
     missing: str = ""
     words: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lens:
+    """What a language model would predict after each layer, for the selected sample.
+
+    Attributes:
+        title: the name of the picture and its method.
+        words: the tokens of the input.
+        layers: for each layer its node, and for each position the predicted token and the
+            probability of the explained token.
+        note: additional facts.
+    """
+
+    title: str
+    words: tuple[str, ...]
+    layers: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +148,7 @@ class Album:
         tiles: the samples.
         cards: the pictures of the selected sample.
         landscapes: the pictures of the whole model.
+        lenses: the logit lenses of the selected sample.
         cloud: the selected node's cloud, or the reason why there is none.
         likeness: nodes and their CKA, or the reason why there is none.
         confusion: counts by class and predicted class, or the reason why there are none.
@@ -144,6 +167,7 @@ class Album:
     confusion: Picture | str = ""
     effects: tuple[EffectTable, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
+    lenses: tuple[Lens, ...] = ()
 
 
 def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
@@ -195,6 +219,7 @@ def album(view: RunView, at: Selection, method: str = "pca") -> Album:
         _computed(view, "confusion", type_, step),
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
+        _lenses(view, type_, step, sample),
     )
 
 
@@ -223,9 +248,9 @@ def _tiles(view: RunView, type_: str, step: int) -> tuple[Tile, ...]:
     for number, label in enumerate(labels):
         known = scores is not None and number < len(scores)
         row = scores[number] if known and scores is not None else None
-        image = (
-            "" if inputs is None or number >= len(inputs) else _photo(view, type_, inputs[number])
-        )
+        given = inputs[number] if inputs is not None and number < len(inputs) else None
+        is_text = given is not None and given.ndim == 1 and given.dtype.kind in "iu"
+        image = "" if given is None or is_text else _photo(view, type_, given)
         tiles.append(
             Tile(
                 number,
@@ -233,9 +258,16 @@ def _tiles(view: RunView, type_: str, step: int) -> tuple[Tile, ...]:
                 None if row is None else int(row.argmax()),
                 None if row is None else _cross_entropy(row, label),
                 image,
+                _beginning(view, given) if given is not None and is_text else "",
             )
         )
     return tuple(tiles)
+
+
+def _beginning(view: RunView, ids: NDArray[Any]) -> str:
+    """Return the first tokens of a sample as text."""
+    more = "\u2026" if len(ids) > _MOST_WORDS else ""
+    return joined(labels(view, ids[:_MOST_WORDS]).tolist()) + more
 
 
 def _input(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
@@ -313,9 +345,11 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             cards.append(Card(f"{name} ({fact['method']})", missing=str(fact["refused"])))
     for slot in slots:
         name = slot.pass_.removeprefix(PICTURE_PREFIX)
-        if name not in extra or slot.batch_dim is None or slot.role.endswith(LENS_TOKENS):
+        if name not in extra or slot.batch_dim is None:
             continue
         fact = extra[name]
+        if fact["method"] == "logit_lens":
+            continue  # see `_lenses`
         try:
             values = view.value(slot, step, type_)[sample]
         except (ComgraError, IndexError):
@@ -333,6 +367,38 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
         drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
         cards.append(Card(title, drawn, -bound, bound, note))
     return tuple(cards)
+
+
+def _lenses(view: RunView, type_: str, step: int, sample: int) -> tuple[Lens, ...]:
+    found = []
+    for name, fact in view.run.picture_facts(step, type=type_).items():
+        if fact["method"] != "logit_lens" or "refused" in fact:
+            continue
+        slots = {
+            (slot.node, slot.role): slot
+            for slot in view.slots.values()
+            if slot.pass_ == PICTURE_PREFIX + name
+        }
+        layers: list[tuple[str, tuple[tuple[str, float], ...]]] = []
+        words: tuple[str, ...] = ()
+        for (node, role), slot in slots.items():
+            beside = slots.get((node, role + LENS_TOKENS))
+            if beside is None:
+                continue
+            try:
+                likely = np.exp(np.asarray(view.value(slot, step, type_)[sample], np.float64))
+                tokens = view.value(beside, step, type_)[sample]
+            except (ComgraError, IndexError):
+                continue
+            words = _words(view, type_, step, sample, len(tokens))
+            predicted = labels(view, tokens).tolist()
+            layers.append((node, tuple(zip(predicted, likely.tolist(), strict=True))))
+        target = fact.get("target")
+        explained = "the predicted token" if target == "top" else f"token {target}"
+        if layers:
+            note = f"the token that each layer would predict; colour: probability of {explained}"
+            found.append(Lens(f"{name}: logit_lens", words, tuple(layers), note))
+    return tuple(found)
 
 
 def _landscapes(view: RunView, type_: str, step: int) -> tuple[Landscape, ...]:

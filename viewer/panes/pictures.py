@@ -14,7 +14,16 @@ from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
 from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
 from comgra_decl.viewer.model.numbers import MISSING, count, number
-from comgra_decl.viewer.model.pictures import Album, Card, Cloud, Exhibit, Tile, album, layouts_here
+from comgra_decl.viewer.model.pictures import (
+    Album,
+    Card,
+    Cloud,
+    Exhibit,
+    Lens,
+    Tile,
+    album,
+    layouts_here,
+)
 from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
@@ -34,6 +43,11 @@ _CSS = """
 .tile[aria-pressed="true"] { border-color: #3f6fd8; }
 .tile img, .card img { display: block; image-rendering: pixelated; object-fit: contain; }
 .tile img { height: 88px; width: 88px; }
+.tile .text { display: block; font-size: 11px; line-height: 1.3; max-height: 72px;
+  margin-bottom: 4px; overflow: hidden; overflow-wrap: anywhere; }
+.card .lens th { white-space: nowrap; }
+.card .lens td { text-align: center; white-space: pre; }
+.card .lens tbody th { position: sticky; left: 0; background: var(--panel-surface-color, #fff); }
 .card { border: 1px solid var(--line); border-radius: 8px; padding: 8px 10px; }
 .card h3 { font-size: 13px; letter-spacing: 0; margin: 0 0 6px; overflow-wrap: anywhere;
   text-transform: none; }
@@ -150,6 +164,7 @@ def _page(found: Album, node: str, effects: str) -> str:
         return shown + _NO_PROBE
     tiles = "".join(_tile(tile, tile.sample == found.sample) for tile in found.tiles)
     cards = "".join(_card(card) for card in found.cards)
+    cards += "".join(map(_lens, found.lenses))
     cards += "".join(map(landscape_card, found.landscapes))
     cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
     cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
@@ -178,6 +193,7 @@ def _exhibits(found: Sequence[Exhibit]) -> str:
 
 def _tile(tile: Tile, chosen: bool) -> str:
     image = f'<img src="{tile.image}" alt="">' if tile.image else ""
+    image += f'<span class="text">{_e(tile.text)}</span>' if tile.text else ""
     lines = [f"sample {tile.sample}"]
     if tile.label:
         lines.append(f"label {_e(tile.label)}")
@@ -208,6 +224,23 @@ def _card(card: Card) -> str:
     return (
         f'<div class="card"><h3>{_e(card.title)}</h3>'
         f'<img src="{card.image}" alt="{_e(card.title)}"><p>{ramp}</p>{note}</div>'
+    )
+
+
+def _lens(lens: Lens) -> str:
+    """Return a table with a row for each layer and a column for each position."""
+    head = "".join(f"<th>{_e(word)}</th>" for word in lens.words)
+    rows = []
+    for node, cells in lens.layers:
+        inner = "".join(
+            f'<td style="{shaded(p)}" title="probability {number(p, digits=3)}">{_e(word)}</td>'
+            for word, p in cells
+        )
+        rows.append(f"<tr><th>{_e(node)}</th>{inner}</tr>")
+    return (
+        f'<div class="card"><h3>{_e(lens.title)}</h3><div class="wide"><table class="lens">'
+        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f"<p>{_e(lens.note)}</p></div>"
     )
 
 

@@ -180,8 +180,5 @@ def test_a_picture_is_plotted_with_its_numbers(probed: RunView) -> None:
     values = run.picture("cam", step).values
     image = plotted(run).picture("cam", step=step, sample=3)
     np.testing.assert_allclose(image.dimension_values("value", flat=False), values[3])
-    guided = plotted(run).picture("guided", step=step)  # the channels are added up
-    whole = run.picture("guided", step).values[0]
-    np.testing.assert_allclose(guided.dimension_values("value", flat=False), whole.sum(0))
     with pytest.raises(UnknownNameError, match="no sample 6; there are 6"):
         plotted(run).picture("cam", sample=6)

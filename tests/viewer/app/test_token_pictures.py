@@ -141,3 +141,10 @@ def test_the_browser_shades_the_text(
     colours = words.evaluate_all("all => all.map(w => getComputedStyle(w).backgroundColor)")
     assert len(set(colours)) > 2
     page.screenshot(path=tmp_path / "tokens.png", full_page=True)
+
+
+def test_a_sample_of_tokens_is_shown_as_text(view: RunView) -> None:
+    tiles = album(view, Selection(step=2)).tiles
+    texts = ["".join(ALPHABET[i] for i in row) for row in tokens_of(view)]
+    assert [tile.text for tile in tiles] == texts
+    assert not any(tile.image for tile in tiles)
