@@ -359,7 +359,7 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
         bound = _bound(view, slot, type_, of_tokens=of_tokens)
         method = str(fact["method"]).rpartition(".")[2]
         title = f"{name}: {method}, {slot.node}"
-        note = _note(fact, sample)
+        note = _note(view, fact, sample)
         if of_tokens:
             shares = tuple((_per_token(values) / (bound or 1.0)).tolist())
             cards.append(Card(title, "", -bound, bound, note, words=words, shares=shares))
@@ -408,13 +408,13 @@ def _landscapes(view: RunView, type_: str, step: int) -> tuple[Landscape, ...]:
     return tuple(each for each in found if each is not None)
 
 
-def _note(fact: dict[str, Any], sample: int) -> str:
+def _note(view: RunView, fact: dict[str, Any], sample: int) -> str:
     parts = []
     target = fact.get("target")
     if target == "loss":
         parts.append("explains the loss")
     elif isinstance(target, list) and sample < len(target):
-        parts.append(_explained(fact, target[sample], sample))
+        parts.append(_explained(view, fact, target[sample], sample))
     elif "position" in fact:
         parts.append(f"attention of position {fact['position']}")
     gap = fact.get("gap")
@@ -423,12 +423,14 @@ def _note(fact: dict[str, Any], sample: int) -> str:
     return ", ".join(parts)
 
 
-def _explained(fact: dict[str, Any], target: Any, sample: int) -> str:
+def _explained(view: RunView, fact: dict[str, Any], target: Any, sample: int) -> str:
     """Return what a picture explains: a class, or a token."""
     if "score" not in fact:
         return f"explains class {target}"
     other = fact.get("rather_than")
-    rather = f" rather than {other[sample]}" if other else ""
+    ids = [target, *([other[sample]] if other else [])]
+    target, *others = labels(view, np.array(ids)).tolist()
+    rather = f" rather than {others[0]}" if others else ""
     at = f" at position {fact['position']}" if "position" in fact else ""
     return f"explains token {target}{rather}{at}"
 

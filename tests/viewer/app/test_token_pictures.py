@@ -104,13 +104,13 @@ def test_each_token_is_shaded_on_one_scale_for_all_steps(view: RunView) -> None:
     card = cards["why"]
     assert card.words == tuple(ALPHABET[i] for i in tokens_of(view)[1])
     assert card.image == ""
-    assert card.note == "explains token 5 rather than 2 at position -1"
+    assert card.note == "explains token f rather than c at position -1"
     steps = [view.run.token_attributions("why", step)["value"] for step in (0, 2)]
     most = max(float(np.abs(values).max()) for values in steps)
     assert card.high == pytest.approx(most)
     np.testing.assert_allclose(card.shares, steps[1][1] / most, rtol=1e-6)
     best = view.run.picture("hide", 2).facts["target"][1]
-    assert cards["hide"].note == f"explains token {best} at position 2"
+    assert cards["hide"].note == f"explains token {ALPHABET[best]} at position 2"
     assert cards["roll"].note == "attention of position -1"
     assert all(share >= 0 for share in cards["roll"].shares)
 
