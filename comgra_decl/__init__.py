@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from comgra_decl.doors.look import Look, look
     from comgra_decl.doors.trace import trace
     from comgra_decl.errors import ComgraError, SpecError
+    from comgra_decl.experiments.harvest import Harvest, harvest, open_harvest
     from comgra_decl.query import Group, Run, Slot, list_runs, open_group, open_run
     from comgra_decl.record.session import Session
     from comgra_decl.rules import Finding
@@ -35,6 +36,7 @@ __all__ = [
     "ComgraError",
     "Finding",
     "Group",
+    "Harvest",
     "Look",
     "Run",
     "Session",
@@ -43,6 +45,7 @@ __all__ = [
     "SpecError",
     "connect",
     "figure",
+    "harvest",
     "image",
     "kpi",
     "list_runs",
@@ -51,6 +54,7 @@ __all__ = [
     "node",
     "note",
     "open_group",
+    "open_harvest",
     "open_run",
     "step",
     "tag",
@@ -63,16 +67,19 @@ _HOMES = {
     "ComgraError": "comgra_decl.errors",
     "Finding": "comgra_decl.rules",
     "Group": "comgra_decl.query",
+    "Harvest": "comgra_decl.experiments.harvest",
     "Look": "comgra_decl.doors.look",
     "Run": "comgra_decl.query",
     "Session": "comgra_decl.record.session",
     "Slot": "comgra_decl.query",
     "Spec": "comgra_decl.spec",
     "SpecError": "comgra_decl.errors",
+    "harvest": "comgra_decl.experiments.harvest",
     "list_runs": "comgra_decl.query",
     "load_spec": "comgra_decl.doors.checked_spec",
     "look": "comgra_decl.doors.look",
     "open_group": "comgra_decl.query",
+    "open_harvest": "comgra_decl.experiments.harvest",
     "open_run": "comgra_decl.query",
     "trace": "comgra_decl.doors.trace",
 }

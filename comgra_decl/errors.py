@@ -103,6 +103,10 @@ class ProbeError(ComgraError, ValueError):
     """A probe or picture cannot be made for this model; the message states the reason."""
 
 
+class HarvestError(ComgraError, ValueError):
+    """Activations cannot be harvested or read; the message states the reason."""
+
+
 class CallError(ComgraError, ValueError):
     """A call of `comgra.look` is invalid, or could not be recorded; the message says why."""
 

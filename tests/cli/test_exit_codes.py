@@ -31,11 +31,14 @@ RUNS = {
     "compact": (),
     "cp": ("target",),
     "export": ("target", "--format", "csv"),
+    "plot": ("target.svg",),
     "thermometer": (),
     "compare": ("other",),
     "look": ("afile",),
 }
 ROOTS = ("ls", "view", "mcp")
+OTHERS = ("harvest",)
+"""Commands whose arguments are neither, with tests of their own."""
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
 LEARNS = """
@@ -101,7 +104,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_command_is_tested_here() -> None:
     app = typer.Typer()
     names = set(register(app)) | {command.name for command in app.registered_commands}
-    assert names == {*SCRIPTS, *RUNS, *ROOTS}
+    assert names == {*SCRIPTS, *RUNS, *ROOTS, *OTHERS}
 
 
 WRONG = {
@@ -161,8 +164,9 @@ EMPTY = {
     **{f"{command} SCRIPT ARGUMENT": (command, "", "more") for command in SCRIPTS},
     **{f"{command} -m MODULE": (command, "-m", "") for command in SCRIPTS},
     **{f"{command} ROOT": (command, "") for command in ROOTS},
-    **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export")},
+    **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export", "plot")},
     "check CONTRACT": ("check", "{run}", ""),
+    "harvest TARGET": ("harvest", "train.py:data", "", "--select", "**"),
     "compare OTHER": ("compare", "{run}", ""),
     "diagnose --rules": ("diagnose", "{run}", "--rules", ""),
     "view --views": ("view", "{run}", "--views", ""),
@@ -492,6 +496,7 @@ def test_every_command_has_its_line_in_the_table_of_codes() -> None:
         *SCRIPTS,
         *RUNS,
         *ROOTS,
+        *OTHERS,
     }
 
 

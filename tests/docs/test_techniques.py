@@ -26,5 +26,4 @@ def test_every_rule_exists() -> None:
 def test_a_row_without_a_test_says_why() -> None:
     rows = [line for line in PAGE.splitlines() if line.startswith("| ")][1:]
     untested = [row.split(" | ")[1] for row in rows if row.endswith("| — |")]
-    assert untested
     assert all(re.match(r"no[ ,:]", where) for where in untested)

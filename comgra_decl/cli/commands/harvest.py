@@ -1,0 +1,94 @@
+"""The command `comgra-decl harvest`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from comgra_decl.cli.printing import AsJson, print_json, print_line
+from comgra_decl.errors import HarvestError, did_you_mean
+
+PANEL = "Look"
+
+
+def command(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="FILE.py:FUNCTION. The function takes no arguments and returns the model and the "
+            "batches."
+        ),
+    ],
+    target: Annotated[Path, typer.Argument(help="Folder to create or to continue.")],
+    select: Annotated[
+        list[str], typer.Option(help="Modules, as a pattern of paths; can be repeated.")
+    ],
+    role: Annotated[str, typer.Option(help="output or input.")] = "output",
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Largest number of rows; by default, all.")
+    ] = None,
+    mask: Annotated[
+        str | None,
+        typer.Option(help="Key of the mask of rows in each batch, such as attention_mask."),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="bfloat16, float16, float32 or float64; default: as it is.")
+    ] = None,
+    features: Annotated[
+        int, typer.Option(help="Dim that becomes the columns; 1 for convolutions.")
+    ] = -1,
+    as_json: AsJson = False,
+) -> None:
+    """Store the activations of modules on a data set, to be read in batches.
+
+    If the folder contains a part of the same harvest, it goes on where that part ends.
+    """
+    from comgra_decl.experiments.harvest import harvest
+
+    model, batches = _loaded(source)
+    try:
+        found = harvest(
+            model,
+            batches,
+            target,
+            select=select,
+            role=role,
+            rows=rows,
+            mask=mask,
+            dtype=dtype,
+            features=features,
+        )
+    except ValueError as error:
+        if isinstance(error, HarvestError):
+            raise
+        raise typer.BadParameter(str(error)) from error
+    if as_json:
+        facts = {"rows": found.rows, "complete": found.complete, "nodes": found.nodes}
+        print_json({"path": str(found.path), **facts, "dtype": found.dtype})
+    else:
+        print_line(f"{found.path}: {found.rows} rows of {', '.join(found.nodes)}")
+
+
+def _loaded(source: str) -> tuple[Any, Any]:
+    """Return the model and the batches that the user's function returns."""
+    from runpy import run_path
+
+    file, _, name = source.rpartition(":")
+    path = Path(file)
+    if not file.endswith(".py"):
+        raise HarvestError(f"the source must be FILE.py:FUNCTION, got {source!r}")
+    if not path.is_file():
+        raise HarvestError(f"{file} does not exist")
+    sys.path.insert(0, str(path.parent.absolute()))  # as for a script
+    space = run_path(file, run_name=path.stem)
+    function = space.get(name)
+    if not callable(function):
+        there = [key for key, value in space.items() if callable(value)]
+        raise HarvestError(f"{file} has no function {name!r}{did_you_mean(name, there)}")
+    found = function()
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise HarvestError(f"{name} must return (model, batches), got {type(found).__name__}")
+    return found
