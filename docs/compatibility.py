@@ -70,7 +70,7 @@ Of {tried} programs, {equal} are bit-identical{close}. In total, {compared:,} it
 
 FAMILIES = {
     "torch": "torch layers, custom networks, training techniques",
-    "examples": "the three examples of this repository",
+    "examples": "examples of this repository",
     "transformers": "models from transformers in tiny configurations",
     "timm": "image models from timm",
     "torchvision": "models from torchvision",
