@@ -305,6 +305,56 @@ class RunPlots:
         table = pd.DataFrame({axes[0]: [*places], name: values})
         return _lines(hv.Curve(table, axes[0], name, label=label))
 
+    def effects(
+        self, name: str, *, step: int | None = None, share: bool = False
+    ) -> hv.HeatMap | hv.Curve:
+        """Return the mean effects of an intervention: `Run.effects`.
+
+        For a sweep, a heat map of one step: the first axis of the sweep (rows) and the others
+        (columns). Without a sweep, a curve of the effect by step.
+
+        Args:
+            name: name of the intervention.
+            step: the step of a sweep; by default, the last one.
+            share: see `Run.effects`.
+
+        Raises:
+            UnknownNameError: there is no such intervention or step, or nothing was measured.
+        """
+        table = self._run.effects(name, share=share)
+        axes = [str(axis) for axis in table.index.names if axis != "step"]
+        if not axes:
+            curve = pd.DataFrame({"step": table.index, "effect": table["mean"].to_numpy()})
+            return _lines(hv.Curve(curve, "step", "effect", label=name))
+        at = int(table.index.get_level_values("step").max()) if step is None else step
+        now = self._run.effects(name, at, share=share)["mean"].droplevel("step")
+        rows = now.index.get_level_values(0).map(str)
+        others = now.index.droplevel(0) if len(axes) > 1 else [""] * len(now)
+        columns = [
+            ", ".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in others
+        ]
+        across = ", ".join(axes[1:]) or "effect of each"
+        found = hv.HeatMap(
+            (columns, rows, now.to_numpy(np.float64)),
+            kdims=[across, axes[0]],
+            vdims=["effect"],
+            label=f"{name} at step {at}",
+        )
+        limit = float(np.nanmax(np.abs(now.to_numpy(np.float64)), initial=0.0)) or 1.0
+        look = {
+            "cmap": signed_faded(),
+            "clim": (-limit, limit),
+            "colorbar": True,
+            "invert_yaxis": True,
+            "xrotation": 60 if max(map(len, columns)) > 4 else 0,
+        }
+        high = min(max(200, 22 * len({*rows}) + 80), _HIGHEST)
+        return _styled(
+            found, "HeatMap", look,
+            bokeh={"height": high, "tools": ["hover"]},
+            matplotlib={"fig_inches": (7, high / 70), "aspect": None},
+        )  # fmt: skip
+
     def cloud(
         self,
         node: str,

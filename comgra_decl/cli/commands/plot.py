@@ -27,6 +27,7 @@ class View(StrEnum):
     PREVIEW = "preview"
     CLOUD = "cloud"
     PICTURE = "picture"
+    EFFECTS = "effects"
 
 
 _ANY = inspect.Parameter.VAR_POSITIONAL
@@ -56,7 +57,9 @@ def command(
     ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(help="Name of a metric or picture. Metrics can be repeated; default: all."),
+        typer.Option(
+            help="Name of a metric, picture or intervention. Metrics can be repeated; default: all."
+        ),
     ] = None,
     step: Annotated[int | None, typer.Option(help="Step; by default, the last one.")] = None,
     sample: Annotated[int | None, typer.Option(min=0, help="Number of the sample.")] = None,
@@ -124,9 +127,11 @@ def _drawn(plots: Any, view: View, *, names: list[str], options: dict[str, Any])
     """
     method = getattr(plots, view.value)
     known = inspect.signature(method).parameters
-    if names and view is not View.KPIS and (view is not View.PICTURE or len(names) > 1):
-        raise typer.BadParameter(f"--view {view.value} takes no --name here")
-    if view is View.PICTURE and names:
+    one = view in (View.PICTURE, View.EFFECTS)
+    if len(names) > one and view is not View.KPIS:
+        most = "only one" if one else "no"
+        raise typer.BadParameter(f"--view {view.value} takes {most} --name")
+    if one and names:
         options["name"] = names[0]
     for option in options:
         if option not in known:

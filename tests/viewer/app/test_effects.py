@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import comgra_decl
+from comgra_decl.errors import UnknownNameError
 from comgra_decl.viewer.model.circuits import circuit_drawing
 from comgra_decl.viewer.model.effects import effect_tables, place_effects
 from comgra_decl.viewer.model.runview import RunView
@@ -21,6 +22,7 @@ from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.effects import cell_token
 from comgra_decl.viewer.panes.pictures import PicturesPane
+from comgra_decl.viewer.plotting import plotted, save
 from tests.probing.attention import HEADS, TOKENS, Language
 
 OUT = {"of": "eyes", "select": "blocks.*.attn.out", "role": "input", "do": {"patch": "other"}}
@@ -221,3 +223,22 @@ def test_the_browser_draws_the_tables(
     circuit.screenshot(path=tmp_path / "circuit.png")
     place.screenshot(path=tmp_path / "place.png")
     page.screenshot(path=tmp_path / "effects.png", full_page=True)
+
+
+def test_effects_are_plotted_with_their_numbers(view: RunView, tmp_path: Path) -> None:
+    run, plots = view.run, plotted(view.run)
+    heads = plots.effects("heads", step=2)
+    table = run.effects("heads", 2)["mean"]
+    assert [str(dimension) for dimension in heads.dimensions()] == ["node", "head", "effect"]
+    shown_ = heads.dframe().set_index(["head", "node"])["effect"]
+    for (_, head, node), value in table.items():
+        assert shown_[str(head), str(node)] == pytest.approx(value)
+    places = plots.effects("places")
+    assert len(places.dframe()) == len(run.effects("places", 0))
+    assert len(plots.effects("positions").dframe()) == 5
+    curve = plots.effects("no_mlp").dframe()
+    np.testing.assert_allclose(curve["effect"], run.effects("no_mlp")["mean"])
+    for name in ("heads", "places", "positions", "no_mlp", "paths"):
+        assert save(plots.effects(name), tmp_path / f"{name}.svg").stat().st_size
+    with pytest.raises(UnknownNameError, match="did you mean 'heads'"):
+        plots.effects("haeds")
