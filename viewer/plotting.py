@@ -62,8 +62,9 @@ _DENSITY = ("#a9c3ea", BLUE)
 MOST_POINTS = 100_000
 """Number of points above which `shaded` draws an image."""
 
-_LINE, _HIGHEST = 14, 700
-"""Pixels for the name of a tensor in a heat map, and the largest height of one."""
+_LINE, _HIGHEST, _WIDTH = 14, 700, 48
+"""Pixels for the name of a tensor in a heat map, the largest height of one, and the number of
+letters below it."""
 
 _COLOUR = (colour_at, signed_colour)
 _PLACES = (np.linspace(0, 1, 128).tolist(), np.linspace(-1, 1, 128).tolist())
@@ -328,11 +329,9 @@ class RunPlots:
             return _lines(hv.Curve(curve, "step", "effect", label=name))
         at = int(table.index.get_level_values("step").max()) if step is None else step
         now = self._run.effects(name, at, share=share)["mean"].droplevel("step")
-        rows = now.index.get_level_values(0).map(str)
-        others = now.index.droplevel(0) if len(axes) > 1 else [""] * len(now)
-        columns = [
-            ", ".join(map(str, each)) if isinstance(each, tuple) else str(each) for each in others
-        ]
+        levels = [[*map(str, now.index.get_level_values(axis))] for axis in axes]
+        rows, *others = levels
+        columns = [", ".join(each) for each in zip(*others, strict=True)] or [""] * len(now)
         across = ", ".join(axes[1:]) or "effect of each"
         found = hv.HeatMap(
             (columns, rows, now.to_numpy(np.float64)),
@@ -346,13 +345,13 @@ class RunPlots:
             "clim": (-limit, limit),
             "colorbar": True,
             "invert_yaxis": True,
-            "xrotation": 60 if max(map(len, columns)) > 4 else 0,
+            "xrotation": 60 if sum(map(len, {*columns})) > _WIDTH else 0,
         }
         high = min(max(200, 22 * len({*rows}) + 80), _HIGHEST)
         return _styled(
             found, "HeatMap", look,
             bokeh={"height": high, "tools": ["hover"]},
-            matplotlib={"fig_inches": (7, high / 70), "aspect": None},
+            matplotlib={"fig_inches": (7, high / 70), "aspect": None, "show_values": False},
         )  # fmt: skip
 
     def cloud(

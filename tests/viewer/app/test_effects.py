@@ -228,7 +228,7 @@ def test_the_browser_draws_the_tables(
 def test_effects_are_plotted_with_their_numbers(view: RunView, tmp_path: Path) -> None:
     run, plots = view.run, plotted(view.run)
     heads = plots.effects("heads", step=2)
-    table = run.effects("heads", 2)["mean"]
+    table: Any = run.effects("heads", 2)["mean"]
     assert [str(dimension) for dimension in heads.dimensions()] == ["node", "head", "effect"]
     shown_ = heads.dframe().set_index(["head", "node"])["effect"]
     for (_, head, node), value in table.items():
