@@ -31,11 +31,13 @@ RUNS = {
     "compact": (),
     "cp": ("target",),
     "export": ("target", "--format", "csv"),
+    "plot": ("graph.svg",),
     "thermometer": (),
     "compare": ("other",),
     "look": ("afile",),
 }
 ROOTS = ("ls", "view", "mcp")
+LOGS = ("import",)  # tested in tests/importing
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
 LEARNS = """
@@ -101,7 +103,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_command_is_tested_here() -> None:
     app = typer.Typer()
     names = set(register(app)) | {command.name for command in app.registered_commands}
-    assert names == {*SCRIPTS, *RUNS, *ROOTS}
+    assert names == {*SCRIPTS, *RUNS, *ROOTS, *LOGS}
 
 
 WRONG = {
@@ -161,7 +163,9 @@ EMPTY = {
     **{f"{command} SCRIPT ARGUMENT": (command, "", "more") for command in SCRIPTS},
     **{f"{command} -m MODULE": (command, "-m", "") for command in SCRIPTS},
     **{f"{command} ROOT": (command, "") for command in ROOTS},
-    **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export")},
+    **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export", "plot")},
+    "import LOGS": ("import", "", "target"),
+    "import TARGET": ("import", "{run}", ""),
     "check CONTRACT": ("check", "{run}", ""),
     "compare OTHER": ("compare", "{run}", ""),
     "diagnose --rules": ("diagnose", "{run}", "--rules", ""),
@@ -492,6 +496,7 @@ def test_every_command_has_its_line_in_the_table_of_codes() -> None:
         *SCRIPTS,
         *RUNS,
         *ROOTS,
+        *LOGS,
     }
 
 
