@@ -79,6 +79,7 @@ class LiveSink:
         self._queue: deque[tuple[_Committed, int]] = deque()
         self._waiting = 0
         self._on_begun = begun
+        self._pictured = {slot.id for slot in slots if selection.pictured(slot.key)}
         self._left_out = [0, 0]  # records; metrics and notes
         self._state: str | None = None
         self._off = False
@@ -102,7 +103,7 @@ class LiveSink:
         Nothing is queued before the first record or metric, so that a run without any has no
         counterpart in the tool.
         """
-        kept = [_needed(batch, histograms=self._selection.histograms) for batch in batches]
+        kept = [self._needed(batch) for batch in batches]
         size = sum(batch.nbytes for batch in kept) + sum(part.nbytes for part in scalars)
         with self._work:
             if self._off or self._state is not None:
@@ -116,6 +117,27 @@ class LiveSink:
                 self._queue.append(((kept, scalars), size))
                 self._waiting += size
             self._work.notify()
+
+    def _needed(self, batch: StepBatch) -> StepBatch:
+        """Return what the sink reads of a batch: no samples, previews, and values but pictures."""
+        histograms = self._selection.histograms
+        self._pictured |= {s.id for s in batch.new_slots if self._selection.pictured(s.key)}
+        values = [
+            {slot: by_slot[slot] for slot in by_slot if slot in self._pictured}
+            for by_slot in batch.values
+        ]
+        return replace(
+            batch,
+            steps=[replace(info, extra={}, previews={}) for info in batch.steps],
+            samples=np.empty((0, 0, 0, 0), np.float32),
+            counts=batch.counts if histograms else None,
+            ranges=batch.ranges if histograms else None,
+            values=values if any(values) else [],
+            kpis=[],
+            documents={name: batch.documents[name] for name in batch.documents if name == FINDINGS},
+            rows=None,
+            shapes=(),
+        )
 
     def _leave_out(self, batches: list[StepBatch], scalars: Sequence[ScalarBatch]) -> None:
         """Count what does not fit; keep slots and graphs, which are announced only once."""
@@ -230,6 +252,8 @@ class LiveSink:
                     batch.ranges,
                 )
             )
+            for info, values in zip(batch.steps, batch.values, strict=False):  # or no values at all
+                feed.pictures(Moment(info.step, info.time), values)
             if FINDINGS in batch.documents:
                 feed.findings(batch.documents[FINDINGS], _first(batch)[1])
 
@@ -255,22 +279,6 @@ class LiveSink:
 
 def _first(batch: StepBatch) -> tuple[int, float]:
     return (batch.steps[0].step, batch.steps[0].time) if batch.steps else (0, time.time())
-
-
-def _needed(batch: StepBatch, *, histograms: bool) -> StepBatch:
-    """Return what sinks read of a batch, without samples, values and previews."""
-    return replace(
-        batch,
-        steps=[replace(info, extra={}, previews={}) for info in batch.steps],
-        samples=np.empty((0, 0, 0, 0), np.float32),
-        counts=batch.counts if histograms else None,
-        ranges=batch.ranges if histograms else None,
-        values=[],
-        kpis=[],
-        documents={name: batch.documents[name] for name in batch.documents if name == FINDINGS},
-        rows=None,
-        shapes=(),
-    )
 
 
 def _announced(batches: Sequence[StepBatch]) -> StepBatch:

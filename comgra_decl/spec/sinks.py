@@ -61,6 +61,10 @@ class SinkOptions(SpecModel):
     histograms: Bool = True
     """Whether to send the histograms of the selected tensors."""
 
+    pictures: Bool = True
+    """Whether to send the pictures of probes that show the selected nodes, and what the program
+    shows (`comgra.image`, `figure` and `text`)."""
+
     def unknown_statistics(self, stored: Sequence[str]) -> list[str]:
         """Return a sentence for each selected statistic that is not recorded."""
         known = {*stored, *(f"{name}.{how}" for name in stored for how in AGGREGATES)}
