@@ -117,6 +117,10 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield "statistics", ", ".join(run["statistics"])
     for kpi in run["kpis"]:
         yield kpi["name"], f"{_number(kpi['value'])} ({kpi['type']}, step {kpi['step']})"
+    for tool, link in run["links"].items():
+        yield f"in {tool}", link.get("where") or ", ".join(f"{k} {v}" for k, v in link.items())
+    if imported := run["imported"]:
+        yield "imported from", str(imported.get("source", "-"))
     if writer := run["report"].get("writer"):
         share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
         yield "cost of writing", f"{share}; training waited {writer['waited']:.1f} s"

@@ -224,6 +224,9 @@ def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> Non
     folder = Path(run.document("links")["tensorboard"]["where"])
     assert folder == Path(str(run.path)) / "tensorboard"
     live, stored = read(folder), read(export_run(run, tmp_path / "out", "tensorboard"))
+    for each in (live, stored):
+        (link,) = each.Tensors("run")
+        assert str(run.path.absolute()).encode() in link.tensor_proto.string_val[0]
     assert live.Tags()["histograms"] == stored.Tags()["histograms"] != []
     assert {*live.Tags()["scalars"]} == {*stored.Tags()["scalars"]}
     for tag in stored.Tags()["scalars"]:

@@ -99,6 +99,15 @@ def test_hyperparameters_are_settings_of_the_writers_run(tmp_path: Path) -> None
     assert runs["sweep-1000000002.5"].config == {"lr": 2}
 
 
+def test_show_says_what_a_run_was_imported_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "logs")
+    import_tensorboard(tmp_path / "logs", tmp_path / "runs")
+    assert done("show", str(tmp_path / "runs"), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["imported"]["source"] == str(tmp_path / "logs")
+
+
 def test_texts_are_notes(tmp_path: Path) -> None:
     with SummaryWriter(str(tmp_path / "logs")) as writer:
         writer.add_text("about", "größer\nals | alles", 3, 1e9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from comgra_decl.records import Note, ScalarBatch
 from comgra_decl.sinks import About, Graph, Moment, Selection, making
 from comgra_decl.sinks import live as live_sinks
 from comgra_decl.spec import load_spec
+from tests.cli.test_commands import done
 from tests.store.truth import Truth
 from tests.support.traced import train
 
@@ -45,6 +47,8 @@ class Memory:
         self.images: dict[str, dict[int, NDArray[np.uint8]]] = {}
         self.threads: set[int] = set()
         self.about: About | None = None
+        self.copied: Any = None
+        self.copy_state = ""
         self.state: str | None = None
         self.where = "/log"
         self.before: Callable[[], object] = lambda: None
@@ -75,6 +79,12 @@ class Memory:
 
     def graph(self, at: Moment, graph: Graph) -> None:
         self.graphs.append(graph)
+
+    def artifact(self, folder: Path) -> None:
+        self.copied = comgra.open_run(folder).kpis()
+        self.copy_state = comgra.open_run(folder).state
+        if self.where == "/full":
+            raise ConnectionError("the server is full")
 
     def end(self, state: str) -> None:
         self.state = state
@@ -149,6 +159,24 @@ def test_what_the_program_shows_is_sent_at_its_step(tmp_path: Path, sink: Memory
         assert np.array_equal(sink.images[name][1], by_step[1])
     assert (1, "shown/output", "größer als\n0") in sink.texts
     assert threading.get_ident() not in sink.threads
+
+
+@pytest.mark.parametrize("where", ["/log", "/full"])
+def test_a_copy_of_the_finished_run_is_stored_on_request(
+    tmp_path: Path, sink: Memory, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink.where = where
+    run, _ = trained(tmp_path, sinks=[{"trackio": {"artifact": True}}])
+    assert run is not None
+    assert sink.copy_state == sink.state == "finished"
+    assert sink.copied.equals(run.kpis())
+    failed = "trackio has no copy of the run (ConnectionError: the server is full)"
+    assert (failed in caplog.text) == (where == "/full")
+
+
+def test_no_copy_is_stored_unless_it_is_asked_for(tmp_path: Path, sink: Memory) -> None:
+    trained(tmp_path)
+    assert sink.copied is None
 
 
 PROBED = {
@@ -501,6 +529,19 @@ def test_a_folder_is_relative_to_where_the_trace_began(
     run = comgra.open_run(traced.path)
     assert run.document("links") == {"tensorboard": {"where": str(tmp_path / "logs")}}
     assert [path.suffix for path in (tmp_path / "logs").iterdir()]
+
+
+def test_show_says_where_the_tools_have_the_run(
+    tmp_path: Path, sink: Memory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = trained(tmp_path)
+    assert run is not None
+    assert done("show", str(run.path)) == 0
+    assert ["in", "trackio", sink.where] in [
+        x.split() for x in capsys.readouterr().out.splitlines()
+    ]
+    assert done("show", str(run.path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["links"] == run.document("links")
 
 
 def test_passwords_are_not_stored(tmp_path: Path, sink: Memory) -> None:
