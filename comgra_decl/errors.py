@@ -99,6 +99,10 @@ class ContractError(ComgraError, ValueError):
     """A file is not a valid contract; the message says where."""
 
 
+class EventFileError(ComgraError, ValueError):
+    """There is no event file of TensorBoard at a path, or a file is not one."""
+
+
 class ProbeError(ComgraError, ValueError):
     """A probe or picture cannot be made for this model; the message states the reason."""
 

@@ -28,6 +28,7 @@ LAYERS = [
     "export",
     "rules",
     "record",
+    "importing",
     "experiments",
     "doors",
     "integrations",
@@ -48,6 +49,7 @@ APART = {
     "query": {"hooks", "stats", "keep", "annotations"},
     "export": {"hooks", "stats", "keep", "annotations"},
     "rules": {"hooks", "stats", "annotations"},
+    "importing": {"hooks", "stats", "annotations", "keep", "rules", "torch_private"},
     "viewer": {"hooks", "stats", "annotations", "record", "experiments", "doors", "integrations"},
 }
 """Lower layers from which a layer must not import."""

@@ -58,6 +58,8 @@ def describe_run(run: Run) -> dict[str, Any]:
         "damage": run.damage,
         "report": plain(run.report),
         "spec": run.spec.model_dump(mode="json"),
+        "links": plain(run.document("links") or {}),
+        "imported": plain(run.document("imported")),
         "config": plain(run.config),
         "facts": plain(run.facts),
     }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,47 @@ def print_line(text: str) -> None:
 def print_json(content: Any) -> None:
     """Print `content` as JSON; raise ValueError for NaN, which would indicate a bug."""
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+_MOST_JSON = 20_000
+"""Size in bytes up to which JSON that describes a run is complete."""
+
+
+def shortened(content: Mapping[str, Any], *, most: int = _MOST_JSON) -> dict[str, Any]:
+    """Return JSON data whose longest lists are cut until it fits into `most` bytes as printed.
+
+    "left_out" tells how many entries of which list are missing, such as {"slots": 1900}; it is
+    empty if the content is complete.
+    """
+    shown: dict[str, Any] = copy.deepcopy(dict(content)) | {"left_out": {}}
+    while (size := _printed(shown)) > most:
+        lists = {name: each for name, each in _lists(shown) if len(each) > _FEWEST}
+        if not lists:
+            return shown
+        name = max(lists, key=lambda each: _printed(lists[each]))
+        longest = lists[name]
+        excess = len(longest) * (size - most) // max(1, _printed(longest))
+        keep = max(_FEWEST, min(len(longest) - 1, len(longest) - excess))
+        shown["left_out"][name] = shown["left_out"].get(name, 0) + len(longest) - keep
+        del longest[keep:]
+    return shown
+
+
+_FEWEST = 3
+"""Number of entries of a list that are never left out."""
+
+
+def _printed(content: Any) -> int:
+    return len(json.dumps(content, indent=2))
+
+
+def _lists(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Yield the lists in nested mappings, by the path of their keys."""
+    for name, each in content.items():
+        if isinstance(each, list):
+            yield f"{prefix}{name}", each
+        elif isinstance(each, Mapping):
+            yield from _lists(each, f"{prefix}{name}.")
 
 
 def run_folder(path: Path) -> Location:

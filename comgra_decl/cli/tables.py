@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
@@ -117,6 +117,12 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
     yield "statistics", ", ".join(run["statistics"])
     for kpi in run["kpis"]:
         yield kpi["name"], f"{_number(kpi['value'])} ({kpi['type']}, step {kpi['step']})"
+    for tool, link in _pairs(run["links"]):
+        places = dict(_pairs(link))
+        text = str(places.get("where") or ", ".join(f"{k} {v}" for k, v in places.items()))
+        yield f"in {tool}", text
+    if source := dict(_pairs(run["imported"])).get("source"):
+        yield "imported from", str(source)
     if writer := run["report"].get("writer"):
         share = f"{writer['share']:.1%} of a core ({writer['cpu']:.1f} s)"
         yield "cost of writing", f"{share}; training waited {writer['waited']:.1f} s"
@@ -129,6 +135,11 @@ def _facts(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:
         yield "lost", Text(str(loss), style="red")
     for remark in remarks(run["report"]):
         yield "warning", Text(remark, style="yellow")
+
+
+def _pairs(document: Any) -> Iterable[tuple[str, Any]]:
+    """Return the entries of a stored document, which is untrusted: it may not be a mapping."""
+    return document.items() if isinstance(document, dict) else ()
 
 
 def _ending(ending: dict[str, Any] | None) -> Iterator[tuple[str, str | Text]]:

@@ -14,7 +14,7 @@ from comgra_decl.errors import UnknownNameError
 from comgra_decl.pictures.tiles import tiled
 from comgra_decl.query import Run, Slot
 from comgra_decl.query.chunks import Chunk
-from comgra_decl.records import PICTURE_PREFIX, Note, SlotKey
+from comgra_decl.records import PICTURE_PREFIX, SHOWN, Note, SlotKey
 from comgra_decl.sinks import About, Feed, Graph, Metrics, Moment, Records, Sink, graph_of, naming
 from comgra_decl.sinks.making import about_of
 
@@ -57,8 +57,10 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
     if graph is not None:
         sink.graph(Moment(0, run.started), graph)
     if content.selection.pictures:
-        for at, name, pixels in _pictures(content, [*feed.chosen.values()], clock):
+        for at, name, pixels in _preview_tiles(run, [*feed.chosen.values()], clock):
             sink.image(at, name, pixels)
+        for at, key, value in _pictures(content, clock):
+            feed.picture(at, key, value)
     feed.notes(_notes(run.notes()))
     document = run.document("findings")
     for finding in (document or {}).get("findings", []):
@@ -118,11 +120,10 @@ def _notes(table: pd.DataFrame) -> list[Note]:
     return [Note(*line) for line in zip(*columns, strict=True)]
 
 
-def _pictures(
-    content: Content, chosen: list[SlotKey], clock: Clock
+def _preview_tiles(
+    run: Run, chosen: list[SlotKey], clock: Clock
 ) -> Iterator[tuple[Moment, str, NDArray[np.uint8]]]:
-    """Yield the previews of the chosen tensors and the pictures that probes have recorded."""
-    run = content.run
+    """Yield the previews of the chosen tensors."""
     drawn = 0
     for key in chosen:
         if drawn == _PICTURES:
@@ -134,15 +135,23 @@ def _pictures(
         name = f"{naming.of_tensor(key, naming.TRAIN)}/preview"
         for step, values in found.items():
             yield Moment(step, clock.at(step)), name, tiled(values)
-    recorded = run.slots[run.slots["pass"].str.startswith(PICTURE_PREFIX)]
-    for node, pass_ in zip(recorded["node"][:_PICTURES], recorded["pass"], strict=False):
-        picture = pass_.removeprefix(PICTURE_PREFIX)
+
+
+def _pictures(content: Content, clock: Clock) -> Iterator[tuple[Moment, SlotKey, NDArray[Any]]]:
+    """Yield the pictures that probes have recorded, and what the program has shown."""
+    run = content.run
+    keys = [slot.key for slot in run.arrays.slots if content.selection.pictured(slot.key)]
+    for key in [key for key in keys if key.pass_ != SHOWN][:_PICTURES]:
         for step in _spread(run.steps.tolist()):
             with suppress(UnknownNameError):
-                values = run.picture(picture, step, node).values
-                if values.ndim > 2:
-                    name = naming.of_tensor(SlotKey(node, "output", 0, pass_), naming.TRAIN)
-                    yield Moment(step, clock.at(step)), name, tiled(values)
+                picture = run.picture(key.pass_.removeprefix(PICTURE_PREFIX), step, key.node)
+                yield Moment(step, clock.at(step)), key, picture.values
+    for name, steps in [*run.shown.groupby("name", sort=False)["step"]][:_PICTURES]:
+        for step in _spread(sorted({*steps.tolist()})):
+            value = run.shown_value(str(name), step)
+            kind = "text" if isinstance(value, str) else "image"
+            array = np.frombuffer(value.encode(), np.uint8) if isinstance(value, str) else value
+            yield Moment(step, clock.at(step)), SlotKey(str(name), kind, 0, SHOWN), array[None]
 
 
 def _previews(slot: Slot, run: Run) -> Iterator[tuple[int, NDArray[np.float64]]]:

@@ -1,8 +1,8 @@
-"""Callbacks for training frameworks, to enable recording in code.
+"""Callbacks and loggers for training frameworks, to enable recording in code.
 
 They record the same data as the other entry points. Programs that use a framework can also be
 recorded unmodified, through `+comgra=debug`, `python -m comgra_decl` or `COMGRA=debug`.
-`comgra.integrations.lightning` and `comgra.integrations.transformers` are imported on first use.
+`comgra.integrations.lightning`, `transformers` and `accelerate` are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-_MODULES = ("lightning", "transformers")
+_MODULES = ("accelerate", "lightning", "transformers")
 
 if not TYPE_CHECKING:
 

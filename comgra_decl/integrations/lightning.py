@@ -1,26 +1,30 @@
-"""A callback for Lightning: `Trainer(callbacks=[TraceCallback("debug")])`."""
+"""For Lightning: `Trainer(callbacks=[TraceCallback("debug")], logger=TraceLogger())`."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.annotations import tag
 from comgra_decl.errors import MissingPackageError
-from comgra_decl.integrations.recording import Recording
+from comgra_decl.integrations.recording import Recording, log_numbers
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers import Logger
 
     from comgra_decl.spec import Spec
     from comgra_decl.store.location import Location
 else:
     try:
         from lightning.pytorch import Callback
+        from lightning.pytorch.loggers import Logger
     except ImportError:
         try:
             from pytorch_lightning import Callback
+            from pytorch_lightning.loggers import Logger
         except ImportError:
             raise MissingPackageError(
                 "comgra_decl.integrations.lightning needs the 'lightning' package, which is not "
@@ -113,6 +117,37 @@ class TraceCallback(Callback):
     def _tag(self, name: str) -> None:
         if self._recording.open:
             tag(name)
+
+
+class TraceLogger(Logger):
+    """Store what the module logs as metrics of the run that is being recorded.
+
+    `self.log("val_loss", value)` becomes the metric "val_loss", at the step in progress or, if
+    called after the optimizer step, at the step that has just ended. The logger starts no run: use
+    it with `TraceCallback`, with `COMGRA=debug` or with another entry point. Without a run, it does
+    nothing. It can be used beside other loggers.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._version = f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
+
+    @property
+    def name(self) -> str:
+        """Name of the folder in which Lightning stores checkpoints if this is the only logger."""
+        return "comgra"
+
+    @property
+    def version(self) -> str:
+        """Name of the folder in it; the time at which the logger was created."""
+        return self._version
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log each number; Lightning's own step is not used."""
+        log_numbers(metrics)
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: `TraceCallback` saves hyperparameters when it starts the run."""
 
 
 def _data(trainer: Trainer) -> Any:

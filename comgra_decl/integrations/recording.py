@@ -79,14 +79,18 @@ class Recording:
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Record metrics as `trainer/NAME`, because their `loss` is rarely the loss of a step."""
-        if self._session is None:
-            return
-        for name, value in metrics.items():
-            if _is_number(value):
-                kpi(f"trainer/{name}", value)
+        if self._session is not None:
+            log_numbers(metrics, prefix="trainer/")
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_session": None}  # a session belongs to its process
+
+
+def log_numbers(metrics: Mapping[str, Any], *, prefix: str = "") -> None:
+    """Log the numbers among what a framework logs, if a run is being recorded."""
+    for name, value in metrics.items():
+        if _is_number(value):
+            kpi(f"{prefix}{name}", value)
 
 
 def saved(config: Mapping[str, Any]) -> dict[str, Any]:

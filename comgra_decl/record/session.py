@@ -238,10 +238,10 @@ class Session:
         sinks, self._sinks = self._sinks, []
         if not sinks:
             return
-        from comgra_decl.sinks.live import WAIT, close_sinks
+        from comgra_decl.sinks.live import close_sinks
 
         state = "stopped" if self._post_mortem or self._fault else "finished"
-        close_sinks(sinks, state, wait=_INTERRUPTED_TIMEOUT if self._interrupted else WAIT)
+        close_sinks(sinks, state, wait=_INTERRUPTED_TIMEOUT if self._interrupted else None)
 
     def _forget_last_seen(self) -> None:
         """Remove the file that a killed process would leave behind."""
@@ -521,6 +521,7 @@ class Session:
                 about=about,
                 selection=selection_of(sink.options),
                 slots=[] if self._past is None else self._past.slots,
+                artifact=getattr(sink.options, "artifact", False),
                 begun=self._finish_before_tools,
             )
             for sink in self._spec.sinks

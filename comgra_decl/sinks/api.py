@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .graph import Graph
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+"""What names of artifacts do not contain."""
 
 Findings = Mapping[str, Any]
 """The document that the rules store; its entry "findings" lists them."""
@@ -38,6 +43,11 @@ class About:
     started: float
     config: Mapping[str, Any] = field(default_factory=dict)
     statistics: tuple[str, ...] = ()
+
+    @property
+    def artifact(self) -> str:
+        """The name under which tools store a copy of the run, unique within a project."""
+        return _UNSAFE.sub("_", f"{self.group}-{self.name}")
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -89,6 +99,9 @@ class Sink(Protocol):
 
     def graph(self, at: Moment, graph: Graph) -> None:
         """Write the dependency graph; called once for each new graph."""
+
+    def artifact(self, folder: Path) -> None:
+        """Store a copy of the run, whose folder is removed afterwards; called before `end`."""
 
     def end(self, state: str) -> None:
         """Write what is still buffered and close the tool's run; `state` as in `Run.state`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import SelectionError
-from comgra_decl.records import AGGREGATES, AUTOMATIC, Note, SlotInfo, SlotKey
+from comgra_decl.pictures.tiles import tiled
+from comgra_decl.records import AGGREGATES, AUTOMATIC, SHOWN, Note, SlotInfo, SlotKey
 
 from . import naming
 from .api import Findings, Moment, Sink
@@ -18,6 +20,10 @@ from .naming import SeriesName
 from .selection import Selection
 
 _NONFINITE = "nonfinite"
+
+_PICTURES = 20
+"""Largest number of pictures by name, and number of steps of each that are passed on without gaps.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +66,8 @@ class Feed:
         self._columns = selection.columns(self._statistics)
         self._all: list[SlotInfo] = []
         self._chosen: dict[int, SlotKey] = {}
+        self._pictured: dict[int, SlotKey] = {}
+        self._drawn: Counter[int] = Counter()
         self._told: set[tuple[Any, ...]] = set()
         self._over = False
 
@@ -79,7 +87,9 @@ class Feed:
         Raises:
             SelectionError: too many series are selected; from then on, none are passed on.
         """
-        self._all += slots
+        new = [*slots]
+        self._all += new
+        self._pictured |= {s.id: s.key for s in new if self._selection.pictured(s.key)}
         if self._over:
             return
         try:
@@ -123,6 +133,32 @@ class Feed:
             edges = np.linspace(low, high, len(counts) + 1)
             self._sink.histogram(records.moments[row], name, counts, edges)
 
+    def pictures(self, at: Moment, values: Mapping[int, NDArray[Any]]) -> None:
+        """Pass on the pictures among the values of a record, by slot.
+
+        At most 20 pictures by name are passed on. Each is passed on the first 20 times, then every
+        second time, from the 40th on every fourth, from the 80th on every eighth, and so on.
+        """
+        for slot, value in values.items():
+            key = self._pictured.get(slot)
+            if key is None or (slot not in self._drawn and len(self._drawn) == _PICTURES):
+                continue
+            number = self._drawn[slot]
+            self._drawn[slot] += 1
+            if number % (1 << (number // _PICTURES).bit_length()) == 0:
+                self.picture(at, key, value)
+
+    def picture(self, at: Moment, key: SlotKey, value: NDArray[Any]) -> None:
+        """Pass on a picture, [samples, ..., height, width], or what the program showed."""
+        if key.pass_ != SHOWN:
+            if value.ndim > 2 and not np.iscomplexobj(value):
+                self._sink.image(at, naming.of_tensor(key, naming.TRAIN), tiled(value))
+        elif key.role == "text":
+            text = bytes(value[0]).rstrip(b"\0").decode("utf-8", "replace")
+            self._sink.text(at, naming.of_shown(key.node), text)
+        else:
+            self._sink.image(at, naming.of_shown(key.node), _opaque(value[0]))
+
     def metrics(self, metrics: Metrics) -> None:
         """Pass on all metrics, those of a step together; automatic ones without their prefix."""
         by_moment: dict[Moment, dict[str, float]] = {}
@@ -150,3 +186,12 @@ class Feed:
             text = f"**{finding['severity']}**: {finding['message']}\n\n{finding['advice']}"
             at = Moment(int(finding["first_step"]), time)
             self._sink.text(at, f"findings/{finding['rule']}", text)
+
+
+def _opaque(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return an image [height, width, 1, 3 or 4] as [height, width, 3], on white."""
+    colours, alpha = image[..., :3].astype(np.float64), image[..., 3:] / 255
+    if alpha.shape[-1]:
+        colours = colours * alpha + 255 * (1 - alpha)
+    found = np.rint(np.broadcast_to(colours, (*image.shape[:2], 3))).astype(np.uint8)
+    return np.ascontiguousarray(found)

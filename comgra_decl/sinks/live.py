@@ -14,11 +14,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from comgra_decl.errors import SelectionError
 from comgra_decl.records import AUTOMATIC, ScalarBatch, SlotInfo, StepBatch
+from comgra_decl.store.copying import copy_run
 
 from .api import About, Moment, Sink
 from .feed import Feed, Metrics, Records
@@ -29,6 +32,9 @@ _log = logging.getLogger("comgra_decl")
 
 WAIT = 20.0
 """Seconds that the end of a run waits for all sinks together."""
+
+ARTIFACT_WAIT = 600.0
+"""Seconds that the end of a run waits for a sink that stores a copy of the run."""
 
 FINDINGS = "findings"
 """Name of the document that sinks receive."""
@@ -44,6 +50,7 @@ class LiveSink:
 
     Attributes:
         name: name of the tool.
+        stores_run: whether the tool receives a copy of the run when it has ended.
     """
 
     def __init__(
@@ -55,6 +62,7 @@ class LiveSink:
         selection: Selection,
         slots: Sequence[SlotInfo] = (),
         queue_bytes: int = _QUEUE_BYTES,
+        artifact: bool = False,
         begun: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread.
@@ -66,6 +74,7 @@ class LiveSink:
             selection: what the sink receives.
             slots: slots of a resumed run.
             queue_bytes: largest size of what waits for the sink.
+            artifact: whether the tool receives a copy of the run when it has ended.
             begun: called on the thread when the tool has created its run.
         """
         self.name = name
@@ -76,9 +85,11 @@ class LiveSink:
         self._selection = selection
         self._earlier = slots
         self._limit = queue_bytes
+        self.stores_run = artifact
         self._queue: deque[tuple[_Committed, int]] = deque()
         self._waiting = 0
         self._on_begun = begun
+        self._pictured = {slot.id for slot in slots if selection.pictured(slot.key)}
         self._left_out = [0, 0]  # records; metrics and notes
         self._state: str | None = None
         self._off = False
@@ -102,7 +113,7 @@ class LiveSink:
         Nothing is queued before the first record or metric, so that a run without any has no
         counterpart in the tool.
         """
-        kept = [_needed(batch, histograms=self._selection.histograms) for batch in batches]
+        kept = [self._needed(batch) for batch in batches]
         size = sum(batch.nbytes for batch in kept) + sum(part.nbytes for part in scalars)
         with self._work:
             if self._off or self._state is not None:
@@ -116,6 +127,27 @@ class LiveSink:
                 self._queue.append(((kept, scalars), size))
                 self._waiting += size
             self._work.notify()
+
+    def _needed(self, batch: StepBatch) -> StepBatch:
+        """Return what the sink reads of a batch: no samples, previews, and values but pictures."""
+        histograms = self._selection.histograms
+        self._pictured |= {s.id for s in batch.new_slots if self._selection.pictured(s.key)}
+        values = [
+            {slot: by_slot[slot] for slot in by_slot if slot in self._pictured}
+            for by_slot in batch.values
+        ]
+        return replace(
+            batch,
+            steps=[replace(info, extra={}, previews={}) for info in batch.steps],
+            samples=np.empty((0, 0, 0, 0), np.float32),
+            counts=batch.counts if histograms else None,
+            ranges=batch.ranges if histograms else None,
+            values=values if any(values) else [],
+            kpis=[],
+            documents={name: batch.documents[name] for name in batch.documents if name == FINDINGS},
+            rows=None,
+            shapes=(),
+        )
 
     def _leave_out(self, batches: list[StepBatch], scalars: Sequence[ScalarBatch]) -> None:
         """Count what does not fit; keep slots and graphs, which are announced only once."""
@@ -172,6 +204,8 @@ class LiveSink:
             self._see(feed, self._earlier)
             while (found := self._next()) is not None:
                 self._send(sink, feed, found)
+            if self.stores_run:
+                self._store_run(sink)
             sink.end(self._state or "stopped")
         except BaseException as error:  # noqa: BLE001  (training must not be affected)
             with self._work:
@@ -186,6 +220,19 @@ class LiveSink:
                     sink.end("stopped")
         finally:
             self._begun.set()
+
+    def _store_run(self, sink: Sink) -> None:
+        """Have the tool store a copy of the run, which has been written completely by now."""
+        try:
+            with TemporaryDirectory(prefix="comgra-") as folder:
+                copied = Path(folder, "run")
+                copy_run(self._about.path, copied, compact=True)
+                sink.artifact(copied)
+        except Exception as error:  # noqa: BLE001  (the run itself is complete)
+            _warn(
+                f"{self.name} has no copy of the run ({type(error).__name__}: {error}); the run "
+                f"itself is in {self._about.path}"
+            )
 
     def _expected(self) -> bool:
         """Wait until something is expected; return False if nothing was recorded."""
@@ -230,6 +277,8 @@ class LiveSink:
                     batch.ranges,
                 )
             )
+            for info, values in zip(batch.steps, batch.values, strict=False):  # or no values at all
+                feed.pictures(Moment(info.step, info.time), values)
             if FINDINGS in batch.documents:
                 feed.findings(batch.documents[FINDINGS], _first(batch)[1])
 
@@ -257,22 +306,6 @@ def _first(batch: StepBatch) -> tuple[int, float]:
     return (batch.steps[0].step, batch.steps[0].time) if batch.steps else (0, time.time())
 
 
-def _needed(batch: StepBatch, *, histograms: bool) -> StepBatch:
-    """Return what sinks read of a batch, without samples, values and previews."""
-    return replace(
-        batch,
-        steps=[replace(info, extra={}, previews={}) for info in batch.steps],
-        samples=np.empty((0, 0, 0, 0), np.float32),
-        counts=batch.counts if histograms else None,
-        ranges=batch.ranges if histograms else None,
-        values=[],
-        kpis=[],
-        documents={name: batch.documents[name] for name in batch.documents if name == FINDINGS},
-        rows=None,
-        shapes=(),
-    )
-
-
 def _announced(batches: Sequence[StepBatch]) -> StepBatch:
     """Return the slots, the last graph and the last findings of batches, without their records."""
     left = StepBatch.of_documents({})
@@ -283,14 +316,23 @@ def _announced(batches: Sequence[StepBatch]) -> StepBatch:
     return left
 
 
-def close_sinks(sinks: Sequence[LiveSink], state: str, *, wait: float = WAIT) -> None:
-    """Send the rest and end the sinks, all at the same time; give up after `wait` seconds."""
-    deadline = time.monotonic() + wait
+def close_sinks(sinks: Sequence[LiveSink], state: str, *, wait: float | None = None) -> None:
+    """Send the rest and end the sinks, all at the same time.
+
+    Args:
+        sinks: the sinks.
+        state: how the run has ended.
+        wait: seconds after which to give up; None: 20 s, or ten minutes for a copy of the run.
+    """
+    began = time.monotonic()
     for sink in sinks:
         sink.end(state)
     for sink in sinks:
-        if not sink.join(deadline):
-            _warn(f"{sink.name} did not accept everything within {wait:g} s; the rest was not sent")
+        limit = wait if wait is not None else ARTIFACT_WAIT if sink.stores_run else WAIT
+        if not sink.join(began + limit):
+            _warn(
+                f"{sink.name} did not accept everything within {limit:g} s; the rest was not sent"
+            )
 
 
 def _warn(text: str) -> None:

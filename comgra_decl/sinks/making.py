@@ -42,6 +42,7 @@ def selection_of(options: SinkOptions) -> Selection:
         tuple(options.statistics),
         options.series,
         options.histograms,
+        options.pictures,
         in_spec=True,
     )
 

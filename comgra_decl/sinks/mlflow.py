@@ -7,6 +7,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from .naming import encoded
 EXTRA = "mlflow"
 LINK = "comgra.run"
 """Tag with the path of the run."""
+
+ARTIFACT = "comgra/run"
+"""Path of the copy of the run among the artifacts."""
 
 _ALLOWED = re.compile(r"[A-Za-z0-9_\-. /]")
 _LONGEST = 250  # characters of a name
@@ -123,6 +127,10 @@ class MlflowSink:
     def graph(self, at: Moment, graph: Graph) -> None:
         """Store the graph as an artifact."""
         self._client.log_dict(self._id, plain(graph), "comgra/graph.json")
+
+    def artifact(self, folder: Path) -> None:
+        """Store the run as the artifacts below `comgra/run`."""
+        self._client.log_artifacts(self._id, str(folder), ARTIFACT)
 
     def end(self, state: str) -> None:
         """List what could not be sent, and ends the run, unless it is the program's."""

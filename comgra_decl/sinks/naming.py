@@ -2,7 +2,8 @@
 
 `conv1/output/forward/std` is a tensor's statistic in training; `conv1 (eval)/output[2]/grad/l2.std`
 is the spread over the batch of another one in evaluation, at the tensor's third call.
-`metrics/loss` and `metrics (eval)/loss` are metrics.
+`metrics/loss` and `metrics (eval)/loss` are metrics, and `shown/sample` is an image, a figure or a
+text that the program shows.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from itertools import pairwise
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from comgra_decl.records import AGGREGATES, SlotKey
+from comgra_decl.records import AGGREGATES, SHOWN, SlotKey
 
 METRICS = "metrics"
 """First part of the names of metrics."""
@@ -44,11 +45,16 @@ def of_metric(name: str, type_: str) -> str:
     return f"{METRICS if type_ == TRAIN else f'{METRICS} ({_part(type_)})'}/{name}"
 
 
+def of_shown(name: str) -> str:
+    """Return the name of what the program shows; its own slashes remain."""
+    return f"{SHOWN}/{name}"
+
+
 def of_tensor(key: SlotKey, type_: str) -> str:
     """Return the name of a tensor's histogram or picture, with which its series' names begin."""
     node = _part(key.node)
-    if node == METRICS:  # a module may be called so
-        node = "%6Detrics"
+    if node in (METRICS, SHOWN):  # a module may be called so
+        node = f"%{ord(node[0]):X}{node[1:]}"
     head = node if type_ == TRAIN else f"{node} ({_part(type_)})"
     role = _part(key.role) + f"[{key.iteration}]" * (key.iteration > 0)
     return f"{head}/{role}/{_part(key.pass_)}"

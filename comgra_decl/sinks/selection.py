@@ -12,7 +12,16 @@ from typing import Any
 import yaml
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
-from comgra_decl.records import AGGREGATES, EFFECT_PREFIX, NO_SERIES, PICTURE_PREFIX, SlotInfo
+from comgra_decl.records import (
+    AGGREGATES,
+    EFFECT_PREFIX,
+    LENS_TOKENS,
+    NO_SERIES,
+    PICTURE_PREFIX,
+    SHOWN,
+    SlotInfo,
+    SlotKey,
+)
 from comgra_decl.spec.globs import escaped, is_glob, matches
 from comgra_decl.spec.sinks import SERIES
 
@@ -31,7 +40,7 @@ class Selection:
             empty for the usual ones.
         series: the largest number of series.
         histograms: whether to send the histograms of the selected tensors.
-        pictures: whether to send pictures and previews.
+        pictures: whether to send pictures, previews and what the program shows.
         in_spec: whether it is part of a spec, so that messages propose YAML instead of options of
             `comgra-decl export`.
     """
@@ -87,6 +96,17 @@ class Selection:
         return (not self.passes or pass_ in self.passes) and (
             self.nodes is None or matches(self.nodes, node)
         )
+
+    def pictured(self, key: SlotKey) -> bool:
+        """Return whether a slot is a picture that is sent.
+
+        Like notes, what the program shows does not depend on `nodes`.
+        """
+        if not self.pictures or key.pass_ == SHOWN:
+            return self.pictures
+        if not key.pass_.startswith(PICTURE_PREFIX) or key.role.endswith(LENS_TOKENS):
+            return False
+        return self.nodes is None or (self.nodes != "" and matches(self.nodes, key.node))
 
     def _proposal(self, found: Sequence[SlotInfo], stored: Sequence[str]) -> str | None:
         """Return the largest simple selection of these tensors within the limit, with its size."""

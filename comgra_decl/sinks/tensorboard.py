@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +108,9 @@ class TensorBoardSink:
         self._file.add_event(
             self._event(wall_time=at.time, graph_def=_graph_def(graph).SerializeToString())
         )
+
+    def artifact(self, folder: Path) -> None:
+        """Do nothing: TensorBoard has no artifacts."""
 
     def end(self, state: str) -> None:
         """Close the event file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ EXTRA = "trackio"
 LINK = "comgra_run"
 """Key of the path of the run in trackio's configuration."""
 
+ARTIFACT = "comgra-run"
+"""Type of the artifact that is a copy of the run."""
+
 
 class TrackioSink:
     """Log to a new trackio run; accepts all names and non-finite numbers.
@@ -28,10 +32,12 @@ class TrackioSink:
     def __init__(self, project: str | None = None) -> None:
         self._trackio = needed("trackio", EXTRA)
         self._project = project
+        self._artifact = ""
         self._run: Any = None
 
     def begin(self, about: About) -> None:
         """Create the run with the settings and the run's path."""
+        self._artifact = about.artifact
         self._run = self._trackio.init(
             project=self._project or about.group,
             name=about.name,
@@ -68,6 +74,12 @@ class TrackioSink:
     def graph(self, at: Moment, graph: Graph) -> None:
         """Log the graph as JSON data."""
         self._run.log({"comgra_graph": plain(graph)}, step=at.step)
+
+    def artifact(self, folder: Path) -> None:
+        """Store the run as an artifact of type `comgra-run`."""
+        artifact = self._trackio.Artifact(self._artifact, type=ARTIFACT)
+        artifact.add_dir(folder)
+        self._run.log_artifact(artifact)
 
     def end(self, state: str) -> None:
         """End the run."""

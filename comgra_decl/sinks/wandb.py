@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ STEP = "comgra/step"
 
 LINK = "comgra"
 """Key of the link to the run in W&B's configuration."""
+
+ARTIFACT = "comgra-run"
+"""Type of the artifact that is a copy of the run."""
 
 _MOST_BINS = 512  # more are refused by W&B
 
@@ -39,10 +43,12 @@ class WandbSink:
     ) -> None:
         self._wandb = needed("wandb", EXTRA)
         self._project, self._entity, self._mode = project, entity, mode
+        self._artifact = ""
         self._run: Any = None
 
     def begin(self, about: About) -> None:
         """Create the run with the settings, the run's path and the id of the program's W&B run."""
+        self._artifact = about.artifact
         link = {"run": about.path, "name": about.name, "group": about.group}
         if self._wandb.run is not None:
             link["program_run"] = self._wandb.run.id
@@ -96,6 +102,12 @@ class WandbSink:
     def graph(self, at: Moment, graph: Graph) -> None:
         """Store the graph in the run's summary."""
         self._run.summary["comgra_graph"] = plain(graph)
+
+    def artifact(self, folder: Path) -> None:
+        """Store the run as an artifact of type `comgra-run`."""
+        artifact = self._wandb.Artifact(self._artifact, type=ARTIFACT)
+        artifact.add_dir(str(folder), policy="mutable", skip_cache=True)
+        self._run.log_artifact(artifact)
 
     def end(self, state: str) -> None:
         """End the run."""

@@ -61,6 +61,10 @@ class SinkOptions(SpecModel):
     histograms: Bool = True
     """Whether to send the histograms of the selected tensors."""
 
+    pictures: Bool = True
+    """Whether to send the pictures of probes that show the selected nodes, and what the program
+    shows (`comgra.image`, `figure` and `text`)."""
+
     def unknown_statistics(self, stored: Sequence[str]) -> list[str]:
         """Return a sentence for each selected statistic that is not recorded."""
         known = {*stored, *(f"{name}.{how}" for name in stored for how in AGGREGATES)}
@@ -72,6 +76,14 @@ class SinkOptions(SpecModel):
         ]
 
 
+class ArtifactOptions(SinkOptions):
+    """Options of tools that store files."""
+
+    artifact: Bool = False
+    """Whether to store a copy of the finished run in the tool. The end of the program waits up to
+    ten minutes for it."""
+
+
 class TensorBoardOptions(SinkOptions):
     """Options of TensorBoard."""
 
@@ -80,7 +92,7 @@ class TensorBoardOptions(SinkOptions):
     default, the folder `tensorboard` in the run's folder."""
 
 
-class WandbOptions(SinkOptions):
+class WandbOptions(ArtifactOptions):
     """Options of Weights & Biases. The run is a new one, even if the program has a W&B run."""
 
     project: Name | None = None
@@ -93,7 +105,7 @@ class WandbOptions(SinkOptions):
     """`online`, `offline` or `disabled`; by default, as W&B is set up."""
 
 
-class MlflowOptions(SinkOptions):
+class MlflowOptions(ArtifactOptions):
     """Options of MLflow. The program's active run is used, unless there is none or `uri` is set."""
 
     uri: Name | None = None
@@ -103,7 +115,7 @@ class MlflowOptions(SinkOptions):
     """The experiment; by default, the run's group."""
 
 
-class TrackioOptions(SinkOptions):
+class TrackioOptions(ArtifactOptions):
     """Options of trackio."""
 
     project: Name | None = None

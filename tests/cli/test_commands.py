@@ -11,6 +11,8 @@ import pytest
 
 import comgra_decl as comgra
 from comgra_decl.cli.main import main
+from comgra_decl.records import StepBatch
+from tests.support.fake_run import FakeRun
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,17 @@ def test_ls_speaks_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert runs["good"]["path"] == str(root / "digits" / "good")
     assert runs["bad"]["state"] == "damaged"
     assert runs["bad"]["error"]
+
+
+@pytest.mark.parametrize("document", [["a"], "text", {"tool": 3}, {"tool": {"where": [1]}}])
+def test_show_survives_documents_of_another_form(
+    tmp_path: Path, document: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeRun(tmp_path / "run", nodes=("head",))
+    fake.writer.commit([StepBatch.of_documents({"links": document, "imported": document})])
+    fake.close()
+    assert done("show", str(tmp_path / "run")) == 0
+    assert "finished" in capsys.readouterr().out
 
 
 def test_show_says_what_was_recorded(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

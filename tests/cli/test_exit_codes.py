@@ -37,7 +37,7 @@ RUNS = {
     "look": ("afile",),
 }
 ROOTS = ("ls", "view", "mcp")
-OTHERS = ("harvest",)
+OTHERS = ("harvest", "import")
 """Commands whose arguments are neither, with tests of their own."""
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
@@ -165,6 +165,8 @@ EMPTY = {
     **{f"{command} -m MODULE": (command, "-m", "") for command in SCRIPTS},
     **{f"{command} ROOT": (command, "") for command in ROOTS},
     **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export", "plot")},
+    "import LOGS": ("import", "", "target"),
+    "import TARGET": ("import", "{run}", ""),
     "check CONTRACT": ("check", "{run}", ""),
     "harvest TARGET": ("harvest", "train.py:data", "", "--select", "**"),
     "compare OTHER": ("compare", "{run}", ""),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from comgra_decl.errors import MissingPackageError, SelectionError
 from comgra_decl.export import export_run
@@ -222,6 +224,9 @@ def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> Non
     folder = Path(run.document("links")["tensorboard"]["where"])
     assert folder == Path(str(run.path)) / "tensorboard"
     live, stored = read(folder), read(export_run(run, tmp_path / "out", "tensorboard"))
+    for each in (live, stored):
+        (link,) = each.Tensors("run")
+        assert str(run.path.absolute()).encode() in link.tensor_proto.string_val[0]
     assert live.Tags()["histograms"] == stored.Tags()["histograms"] != []
     assert {*live.Tags()["scalars"]} == {*stored.Tags()["scalars"]}
     for tag in stored.Tags()["scalars"]:
@@ -230,6 +235,46 @@ def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> Non
     for tag in stored.Tags()["histograms"]:
         assert live.Histograms(tag) == stored.Histograms(tag)
     assert live.Graph() == stored.Graph()
+
+
+def test_pictures_and_what_the_program_shows_arrive_live_as_in_an_export(tmp_path: Path) -> None:
+    import torch
+
+    import comgra_decl as comgra
+    from tests.support.traced import train
+
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2))
+    spec = {
+        "nodes": {"all": {"select": "2"}},
+        "schedule": {"first": 100},
+        "preview": False,
+        "probes": {"eyes": {"samples": {"count": 2}, "schedule": {"first": 3}}},
+        "pictures": {"cam": {"method": "occlusion", "of": "eyes", "target": 0, "window": [2, 2]}},
+        "sinks": ["tensorboard"],
+    }
+    photo = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    with comgra.trace(spec, root=tmp_path, group="g") as session:
+        for step in range(3):
+            train(model, torch.randn(4, 1, 4, 4))
+            comgra.image(photo + step, "photo")
+            comgra.text(f"größe {step}", "words")
+    assert session.path is not None
+    run = open_run(session.path)
+    live = read(Path(str(run.path)) / "tensorboard")
+    stored = read(export_run(run, tmp_path / "out", "tensorboard"))
+    assert "shown/photo" in live.Tags()["images"]
+    assert any("picture:cam" in tag for tag in live.Tags()["images"])
+    assert {*live.Tags()["images"]} == {*stored.Tags()["images"]}
+    for tag in live.Tags()["images"]:
+        told = [[(e.step, e.encoded_image_string) for e in x.Images(tag)] for x in (live, stored)]
+        assert told[0] == told[1]
+        assert [step for step, _ in told[0]] == [0, 1, 2]
+    for step, event in enumerate(live.Images("shown/photo")):
+        pixels = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+        assert np.array_equal(pixels, photo + step)
+    for each in (live, stored):
+        words = [e.tensor_proto.string_val[0].decode() for e in each.Tensors("shown/words")]
+        assert words == ["größe 0", "größe 1", "größe 2"]
 
 
 def test_a_resumed_run_keeps_the_times_of_its_records(tmp_path: Path) -> None:

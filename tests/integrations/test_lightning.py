@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from comgra_decl.query import list_runs, open_run
@@ -54,6 +55,44 @@ if __name__ == "__main__":
         print("trained", hashlib.sha256(bits).hexdigest())
 """
 """Lightning itself starts the second process, with the same command line."""
+
+
+LOGGED = """
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader, TensorDataset
+from comgra_decl.integrations.lightning import TraceCallback, TraceLogger
+
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(4, 3)
+
+    def training_step(self, batch, index):
+        loss = torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch, index):
+        self.log("val_loss", torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+data = DataLoader(TensorDataset(torch.randn(24, 4), torch.arange(24) % 3), batch_size=4)
+trainer = Trainer(
+    accelerator="cpu", max_epochs=2, log_every_n_steps=1, num_sanity_val_steps=0,
+    logger=[TraceLogger(), CSVLogger(".", name="csv", version="it")], default_root_dir=".",
+    callbacks=[TraceCallback("debug", root="runs", group="g", name="it")],
+    enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(Model(), data, data)
+TraceLogger().log_metrics({"late": 1.0}, 3)
+"""
+"""Logs to Lightning's own logger, too."""
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +160,20 @@ def test_metrics_are_kept(results: Results) -> None:
     assert {"loss", "trainer/train_loss", "trainer/val_loss"} <= set(
         results["plain"]["callback"]["kpis"]
     )
+
+
+def test_what_a_module_logs_becomes_metrics(tmp_path: Path) -> None:
+    (tmp_path / "train_it.py").write_text(LOGGED)
+    done = python(tmp_path, "train_it.py")
+    assert done.returncode == 0, done.stderr
+    truth = pd.read_csv(tmp_path / "csv" / "it" / "metrics.csv")
+    table = open_run(tmp_path / "runs" / "g" / "it").kpis()
+    for name in ("train_loss", "val_loss"):
+        told, wanted = table[table["name"] == name], truth[truth[name].notna()]
+        assert told["step"].tolist() == wanted["step"].tolist()
+        assert told["value"].tolist() == pytest.approx(wanted[name].tolist(), rel=1e-6)
+    assert "late" not in set(table["name"])
+    assert [*(tmp_path / "comgra").glob("*/checkpoints/*.ckpt")]
 
 
 def test_checkpoints_are_the_same_and_can_be_resumed(results: Results) -> None:

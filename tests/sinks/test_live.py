@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -16,12 +17,14 @@ from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.errors import SpecError
+from comgra_decl.pictures.tiles import tiled
 from comgra_decl.query import Run
 from comgra_decl.record import session
 from comgra_decl.records import Note, ScalarBatch
 from comgra_decl.sinks import About, Graph, Moment, Selection, making
 from comgra_decl.sinks import live as live_sinks
 from comgra_decl.spec import load_spec
+from tests.cli.test_commands import done
 from tests.store.truth import Truth
 from tests.support.traced import train
 
@@ -41,7 +44,11 @@ class Memory:
         self.texts: list[tuple[int, str, str]] = []
         self.histograms: dict[str, dict[int, NDArray[np.int64]]] = {}
         self.graphs: list[Graph] = []
+        self.images: dict[str, dict[int, NDArray[np.uint8]]] = {}
+        self.threads: set[int] = set()
         self.about: About | None = None
+        self.copied: Any = None
+        self.copy_state = ""
         self.state: str | None = None
         self.where = "/log"
         self.before: Callable[[], object] = lambda: None
@@ -64,13 +71,20 @@ class Memory:
         self.histograms.setdefault(name, {})[at.step] = counts
 
     def image(self, at: Moment, name: str, pixels: NDArray[np.uint8]) -> None:
-        raise AssertionError("pictures are not sent while the program trains")
+        self.images.setdefault(name, {})[at.step] = pixels
+        self.threads.add(threading.get_ident())
 
     def text(self, at: Moment, name: str, text: str) -> None:
         self.texts.append((at.step, name, text))
 
     def graph(self, at: Moment, graph: Graph) -> None:
         self.graphs.append(graph)
+
+    def artifact(self, folder: Path) -> None:
+        self.copied = comgra.open_run(folder).kpis()
+        self.copy_state = comgra.open_run(folder).state
+        if self.where == "/full":
+            raise ConnectionError("the server is full")
 
     def end(self, state: str) -> None:
         self.state = state
@@ -121,6 +135,108 @@ def test_a_sink_receives_exactly_what_the_run_contains(tmp_path: Path, sink: Mem
     assert np.array_equal([*bins.values()], counts)
     assert (3, "notes/train", "warm-up is over") in sink.texts
     assert [(e.source, e.sink) for e in sink.graphs[-1].edges] == run.edges()
+
+
+IMAGES: list[tuple[NDArray[np.uint8], NDArray[np.uint8]]] = [
+    (np.full((2, 3), 7, np.uint8), np.full((2, 3, 3), 7, np.uint8)),
+    (np.full((2, 3, 3), (1, 2, 3), np.uint8), np.full((2, 3, 3), (1, 2, 3), np.uint8)),
+    (np.full((2, 3, 4), (255, 0, 0, 51), np.uint8), np.full((2, 3, 3), (255, 204, 204), np.uint8)),
+]
+"""Grey, coloured and transparent images, and how tools show them."""
+
+
+def test_what_the_program_shows_is_sent_at_its_step(tmp_path: Path, sink: Memory) -> None:
+    with comgra.trace(SPEC, root=tmp_path, group="g"):
+        train(nn.Linear(3, 1), torch.randn(6, 3), steps=2)
+        for number, (image, _) in enumerate(IMAGES):
+            comgra.image(image, f"batch/{number}")
+        comgra.text("größer als\n0", "output")
+        train(nn.Linear(3, 1), torch.randn(6, 3))
+    shown = {f"shown/batch/{number}": {1: image} for number, (_, image) in enumerate(IMAGES)}
+    assert {*sink.images} == {*shown}
+    for name, by_step in shown.items():
+        assert [*sink.images[name]] == [*by_step]
+        assert np.array_equal(sink.images[name][1], by_step[1])
+    assert (1, "shown/output", "größer als\n0") in sink.texts
+    assert threading.get_ident() not in sink.threads
+
+
+@pytest.mark.parametrize("where", ["/log", "/full"])
+def test_a_copy_of_the_finished_run_is_stored_on_request(
+    tmp_path: Path, sink: Memory, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink.where = where
+    run, _ = trained(tmp_path, sinks=[{"trackio": {"artifact": True}}])
+    assert run is not None
+    assert sink.copy_state == sink.state == "finished"
+    assert sink.copied.equals(run.kpis())
+    failed = "trackio has no copy of the run (ConnectionError: the server is full)"
+    assert (failed in caplog.text) == (where == "/full")
+
+
+def test_no_copy_is_stored_unless_it_is_asked_for(tmp_path: Path, sink: Memory) -> None:
+    trained(tmp_path)
+    assert sink.copied is None
+
+
+PROBED = {
+    "probes": {"eyes": {"samples": {"count": 4}, "schedule": {"first": 3}}},
+    "pictures": {"cam": {"method": "grad_cam", "of": "eyes", "select": "conv"}},
+}
+
+
+class Convolutional(nn.Module):
+    """Has a layer for a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, 2, 3), nn.Linear(2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.conv(x).relu().mean((2, 3)))
+
+
+def classified(root: Path, **changes: Any) -> Run:
+    """Trains a classifier, with a picture of each step."""
+    torch.manual_seed(0)
+    model, x = Convolutional(), torch.randn(8, 1, 8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace({**SPEC, **PROBED, **changes}, root=root, group="g") as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), torch.arange(8) % 3).backward()
+            optimizer.step()
+    assert session.path is not None
+    return comgra.open_run(session.path)
+
+
+def test_pictures_of_probes_are_sent_at_their_steps(tmp_path: Path, sink: Memory) -> None:
+    run = classified(tmp_path)
+    found = sink.images["conv/output/picture:cam"]
+    assert [*found] == [0, 1, 2]
+    for step, pixels in found.items():
+        assert np.array_equal(pixels, tiled(run.picture("cam", step, "conv").values))
+
+
+@pytest.mark.parametrize("options", [{"nodes": "head"}, {"nodes": ""}, {"pictures": False}])
+def test_only_pictures_of_the_selected_nodes_are_sent(
+    tmp_path: Path, sink: Memory, options: dict[str, Any]
+) -> None:
+    classified(tmp_path, sinks=[{"trackio": options}])
+    assert sink.numbers
+    assert sink.images == {}
+
+
+def test_pictures_have_limits(tmp_path: Path, sink: Memory) -> None:
+    with comgra.trace(SPEC, root=tmp_path, group="g"):
+        for step in range(90):
+            train(nn.Linear(3, 1), torch.randn(6, 3))
+            comgra.image(IMAGES[0][0], "often")
+            if step < 25:
+                comgra.image(IMAGES[0][0], f"name {step}")
+    often = [*range(20), *range(20, 40, 2), *range(40, 80, 4), 80, 88]
+    assert [*sink.images["shown/often"]] == often
+    assert {*sink.images} == {"shown/often", *(f"shown/name {number}" for number in range(19))}
 
 
 def test_training_is_the_same_to_the_bit(tmp_path: Path, sink: Memory) -> None:
@@ -413,6 +529,19 @@ def test_a_folder_is_relative_to_where_the_trace_began(
     run = comgra.open_run(traced.path)
     assert run.document("links") == {"tensorboard": {"where": str(tmp_path / "logs")}}
     assert [path.suffix for path in (tmp_path / "logs").iterdir()]
+
+
+def test_show_says_where_the_tools_have_the_run(
+    tmp_path: Path, sink: Memory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = trained(tmp_path)
+    assert run is not None
+    assert done("show", str(run.path)) == 0
+    assert ["in", "trackio", sink.where] in [
+        x.split() for x in capsys.readouterr().out.splitlines()
+    ]
+    assert done("show", str(run.path), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["links"] == run.document("links")
 
 
 def test_passwords_are_not_stored(tmp_path: Path, sink: Memory) -> None:

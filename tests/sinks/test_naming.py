@@ -31,6 +31,10 @@ NARROW = re.compile(r"[A-Za-z0-9_\-. /]")
             SeriesName(SlotKey("metrics", "output", 0, "forward"), "mean"),
             "%6Detrics/output/forward/mean",
         ),
+        (
+            SeriesName(SlotKey("shown", "output", 0, "forward"), "mean"),
+            "%73hown/output/forward/mean",
+        ),
     ],
 )
 def test_names_read_like_paths(name: SeriesName, text: str) -> None:

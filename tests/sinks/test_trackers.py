@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from comgra_decl.query import Run
+from comgra_decl.query import Run, open_run
 from comgra_decl.records import SlotKey
 from comgra_decl.sinks import About, Moment, Sink
 from comgra_decl.sinks.naming import SeriesName, decoded, encoded, parsed
@@ -195,6 +195,65 @@ def test_the_program_keeps_its_own_wandb_run(
     assert not any(name in row for row in rows for name in NAMES)
     config, _ = config_and_rows(by_id[link["id"]])
     assert config["comgra"]["program_run"] == own.id
+
+
+def test_mlflow_stores_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/tracking.db"
+    run = trained(tmp_path, sinks=[{"mlflow": {"uri": uri, "artifact": True}}])
+    number = run.document("links")["mlflow"]["id"]
+    client = mlflow.MlflowClient(uri)
+    same(run, Path(client.download_artifacts(number, "comgra/run", str(tmp_path))))
+
+
+def test_trackio_stores_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    trackio = pytest.importorskip("trackio")
+    for name in ("trackio.utils", "trackio.sqlite_storage", "trackio.cas"):
+        module = pytest.importorskip(name)
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio", raising=False)
+    run = trained(tmp_path, sinks=[{"trackio": {"artifact": True, "project": "p"}}])
+    reading = trackio.init(project="p", name="reader", embed=False)
+    found = reading.use_artifact(f"g-{run.name}:latest")
+    folder = Path(found.download(tmp_path / "back"))
+    reading.finish()
+    assert found.type == "comgra-run"
+    same(run, folder)
+
+
+def test_wandb_stores_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    for name in ("WANDB_DIR", "WANDB_DATA_DIR", "WANDB_CACHE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / "wandb"))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    run = trained(tmp_path, sinks=[{"wandb": {"mode": "offline", "artifact": True}}])
+    wandb.teardown()
+    (path,) = tmp_path.rglob("*.wandb")
+    artifacts = []
+    for block in blocks(path):
+        record = proto.Record()
+        record.ParseFromString(block)
+        if record.WhichOneof("record_type") == "artifact":
+            artifacts.append(record.artifact)
+    (artifact,) = artifacts
+    assert (artifact.name, artifact.type) == (f"g-{run.name}", "comgra-run")
+    for entry in artifact.manifest.contents:
+        to = tmp_path / "back" / entry.path
+        to.parent.mkdir(parents=True, exist_ok=True)
+        to.write_bytes(Path(entry.local_path).read_bytes())
+    same(run, tmp_path / "back")
+
+
+def same(run: Run, folder: Path) -> None:
+    """Requires that a folder contains a copy of the run."""
+    copy = open_run(folder)
+    assert copy.state == run.state == "finished"
+    assert copy.kpis().equals(run.kpis())
+    assert copy.series("0", "std").equals(run.series("0", "std"))
+    assert copy.document("links") == run.document("links")
 
 
 def check(told: dict[tuple[str, int], Any]) -> None:

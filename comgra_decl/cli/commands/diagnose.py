@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, RunPath, print_json
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, shortened
 from comgra_decl.errors import Exit
 
 if TYPE_CHECKING:
@@ -40,7 +40,9 @@ _Spec = Annotated[
 _All = Annotated[
     bool,
     typer.Option(
-        "--all", help="Also show findings that are explained by others, with their advice."
+        "--all",
+        help="Also show findings that are explained by others, with their advice. With --json, "
+        "print everything, whatever its size.",
     ),
 ]
 
@@ -70,7 +72,8 @@ def command(
 
     Begins with the post-mortem if the program failed. Exits with code 3 if the program failed or an
     error is found; with `--fail-on warning`, a warning is enough. Damaged records, which cannot be
-    checked, count as an error.
+    checked, count as an error. JSON of more than 20 kB is shortened; "left_out" tells what is
+    missing.
     """
     from comgra_decl.cli.diagnosis import described, rules_of
     from comgra_decl.query import open_run
@@ -84,7 +87,8 @@ def command(
     else:
         diagnosis = diagnose(opened, declared, trust=trust)
     if as_json:
-        print_json(described(opened, diagnosis, together))
+        content = described(opened, diagnosis, together)
+        print_json(content if everything else shortened(content))
     else:
         from comgra_decl.cli.diagnosis import print_diagnosis
 

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from comgra_decl.cli.printing import AsJson, RunPath, print_json
+from typing import Annotated
+
+import typer
+
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, shortened
 
 PANEL = "Look"
 
 
-def command(run: RunPath, as_json: AsJson = False) -> None:
-    """Show the state of a run, and what was recorded at which steps."""
+def command(
+    run: RunPath,
+    everything: Annotated[
+        bool, typer.Option("--all", help="With --json, print everything, whatever its size.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the state of a run, and what was recorded at which steps.
+
+    JSON of more than 20 kB is shortened; "left_out" tells what is missing.
+    """
     from comgra_decl.cli.describe import describe_run
     from comgra_decl.query import open_run
 
     description = describe_run(open_run(run))
     if as_json:
-        print_json(description)
+        print_json(description if everything else shortened(description))
     else:
         from comgra_decl.cli.tables import run_table, slots_table
         from comgra_decl.terminal import console

@@ -1,0 +1,145 @@
+"""JSON about a run of 2,000 nodes is short enough for a language model, or says what is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+import typer
+
+from comgra_decl.cli.commands import register
+from comgra_decl.cli.printing import shortened
+from comgra_decl.records import (
+    STATISTICS,
+    Note,
+    ScalarBatch,
+    SlotInfo,
+    SlotKey,
+    StepBatch,
+    StepInfo,
+)
+from comgra_decl.spec import Spec
+from comgra_decl.store import RunMeta, RunWriter
+from tests.cli.test_commands import done
+
+NODES, STEPS, MOST = 2000, 4, 20_000
+
+ABOUT_RUNS = {
+    "ls": ["{root}"],
+    "show": ["{root}/g/a"],
+    "diagnose": ["{root}/g/a"],
+    "compare": ["{root}/g/a", "{root}/g/b"],
+    "verify": ["{root}/g/a"],
+    "cp": ["{root}/g/a", "{root}/copy"],
+    "compact": ["{root}/g/b"],
+    "export": ["{root}/g/a", "{root}/out", "--format", "csv"],
+    "check": ["{root}/g/a", "{root}/contract.yaml"],
+}
+OTHERS = {
+    "profile": "one row per node of the profiled steps",
+    "memory": "one row per node of the measured steps",
+    "plot": "two paths, whatever the run",
+    "import": "one row per imported run",
+}
+
+
+def write(path: Path, seed: int) -> None:
+    """Store a run in which every tensor is NaN from step 2 on."""
+    shape = (STEPS, NODES, len(STATISTICS))
+    numbers = np.random.default_rng(seed)
+    aggregates = numbers.random((*shape, 3)).astype(np.float32)
+    aggregates[:, :, STATISTICS.index("nonfinite")] = 0
+    aggregates[2:, :, STATISTICS.index("nonfinite")] = 1
+    spec = Spec().model_dump(mode="json")
+    meta = RunMeta(STATISTICS, 0, None, spec, {}, {}, started=1e9)
+    batch = StepBatch(
+        steps=[StepInfo(step, 1e9 + step, "train", "train", batch_size=8) for step in range(STEPS)],
+        slots=np.arange(NODES, dtype=np.int32),
+        aggregates=aggregates,
+        samples=np.empty((STEPS, NODES, 0, len(STATISTICS)), np.float32),
+        counts=None,
+        ranges=None,
+        values=[{}] * STEPS,
+        kpis=[{}] * STEPS,
+        new_slots=[
+            SlotInfo(
+                number,
+                SlotKey(f"blocks.{number}.linear", "output", 0, "forward"),
+                "computed",
+                "float32",
+                (8, 4),
+                0,
+                "Linear",
+            )
+            for number in range(NODES)
+        ],
+        new_structures=[],
+        rows=np.full(NODES, 8),
+    )
+    notes = [Note(0, "train", 1e9, "x" * 100)] * 500
+    losses = ScalarBatch(
+        np.arange(STEPS), numbers.random(STEPS), ["loss"] * STEPS, ["train"] * STEPS, notes
+    )
+    writer = RunWriter.create(path, meta)
+    writer.commit([batch], [losses])
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("large")
+    for seed, name in enumerate(("a", "b")):
+        write(root / "g" / name, seed)
+    return root
+
+
+@pytest.mark.parametrize("command", ABOUT_RUNS)
+def test_json_is_short(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "check":
+        assert done("contract", str(root / "g" / "b")) == 0
+        (root / "contract.yaml").write_text(capsys.readouterr().out)
+    assert done(command, *(part.format(root=root) for part in ABOUT_RUNS[command]), "--json") in (
+        0,
+        3,
+    )
+    out = capsys.readouterr().out
+    assert json.loads(out)
+    assert len(out.encode()) <= MOST + 1  # with the line break
+
+
+def test_what_is_left_out_is_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert done("show", str(root / "g" / "a"), "--json") == 0
+    short = json.loads(capsys.readouterr().out)
+    assert done("show", str(root / "g" / "a"), "--json", "--all") == 0
+    full = json.loads(capsys.readouterr().out)
+    assert len(full["slots"]) == NODES
+    for name in ("slots", "nodes", "notes"):
+        assert short[name] == full[name][: len(short[name])]
+        assert len(short[name]) + short["left_out"][name] == len(full[name])
+    assert "left_out" not in full
+
+
+def test_short_content_is_complete() -> None:
+    content = {"a": [1, 2, 3, 4], "b": {"c": ["x"] * 10}}
+    assert shortened(content) == {**content, "left_out": {}}
+    cut = shortened(content, most=150)
+    assert cut["a"] == [1, 2, 3, 4]
+    assert cut["left_out"] == {"b.c": 10 - len(cut["b"]["c"])}
+    assert len(json.dumps(cut, indent=2)) <= 150
+    assert content["b"] == {"c": ["x"] * 10}
+
+
+def test_every_command_with_json_is_considered() -> None:
+    app = typer.Typer()
+    passed_on = register(app)
+    names = {
+        command.name
+        for command in app.registered_commands
+        if command.callback is not None
+        and command.name not in passed_on
+        and "as_json" in get_type_hints(command.callback)
+    }
+    assert names == {*ABOUT_RUNS, *OTHERS}
