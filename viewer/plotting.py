@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run, at_steps, clock_of
 from comgra_decl.query.slot import Slot
+from comgra_decl.viewer.escaping import bokeh_text
 from comgra_decl.viewer.graph.layout import Band, Box, Outline, Room, Scene
 from comgra_decl.viewer.graph.places import BAND, cut, text_width
 from comgra_decl.viewer.graph.routes import routes
@@ -43,6 +44,7 @@ from comgra_decl.viewer.palette import (
     signed_colour,
     signed_faded,
 )
+from comgra_decl.visible import visible
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
@@ -262,7 +264,9 @@ class RunPlots:
             what = f" of type {type!r}" if type else ""
             raise UnknownNameError(f"the run has no metrics{what}.")
         chosen = names or tuple(there)
-        curves = {n: _metric(table[table["name"] == n], "value", smoothing) for n in chosen}
+        curves = {
+            visible(n): _metric(table[table["name"] == n], "value", smoothing) for n in chosen
+        }
         return _overlay(curves, "metric")
 
     def picture(
@@ -625,7 +629,10 @@ def save(element: Any, path: str | Path) -> Path:
                 "'.html' needs no other package"
             ) from error
         sharp = {"dpi": _DPI} if suffix == ".png" else {}
-        hv.save(element, target, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
+        import matplotlib as mpl
+
+        with mpl.rc_context({"text.parse_math": False}):  # a dollar sign in a name is no formula
+            hv.save(element, target, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
     else:
         names = ", ".join([".html", *_STATIC])
         raise ValueError(f"path must end with one of {names}, got {target.name!r}")
@@ -742,7 +749,7 @@ def _scene(scene: Scene, paint: Mapping[str, Mapping[str, Any]] | None, title: s
         text = "" if mine is None else mine["text"]
         corners = (box.x, box.y, box.x + box.w, box.y + box.h)
         colours = fill if mine is None else mine["fill"], KINDS[box.kind]
-        rows.append((*corners, box.id, box.kind, text, *colours))
+        rows.append((*corners, visible(box.id), box.kind, text, *colours))
     rectangles = _styled(
         hv.Rectangles(
             rows, kdims=["x", "y", "right", "bottom"],
@@ -761,7 +768,7 @@ def _scene(scene: Scene, paint: Mapping[str, Mapping[str, Any]] | None, title: s
     ]
     texts += [
         (band.x + band.w / 2, scene.rows[band.row][0] - BAND * (_levels(scene, band) - 0.4),
-         cut(band.label, band.w), INK)
+         cut(visible(band.label), band.w), INK)
         for band in scene.bands
     ]  # fmt: skip
     labels = _styled(
@@ -782,12 +789,14 @@ def _scene(scene: Scene, paint: Mapping[str, Mapping[str, Any]] | None, title: s
     whole = edges * loose * brackets * rectangles * labels
     width, height = round(scene.width), round(scene.height)
     look = {
-        "title": title, "fontsize": {"title": 10}, "xaxis": None, "yaxis": None,
+        "title": visible(title), "fontsize": {"title": 10}, "xaxis": None, "yaxis": None,
         "invert_yaxis": True, "show_frame": False,
         "xlim": (0, scene.width), "ylim": (0, scene.height),
     }  # fmt: skip
     whole = whole.opts(
-        hv.opts.Overlay(**look, width=width, height=height + _TITLE, backend="bokeh")
+        hv.opts.Overlay(
+            **look, hooks=[_literal], width=width, height=height + _TITLE, backend="bokeh"
+        )
     )
     if "matplotlib" in hv.Store.renderers:
         inches = width / 72, (height + _TITLE) / 72
@@ -807,7 +816,7 @@ def _fitting(box: Box, text: str) -> str:
     count = f" \u00d7{box.repeat}" if box.repeat > 1 else ""
     if box.folded and not box.plain and box.repeat == 1:
         count = f" ({box.count})"
-    label = cut(box.label, box.w - 8 - text_width(count)) + count
+    label = cut(visible(box.label), box.w - 8 - text_width(count)) + count
     return f"{label}\n{text}" if text else label
 
 
@@ -868,10 +877,28 @@ def _styled(
     more = dict(bokeh or {})
     if "height" in more:
         more["responsive"] = True
-    element = element.opts(build(**look, **more, backend="bokeh"))
+    hooks = [*look.get("hooks", ()), _literal]
+    if kind == "Curve" and "hooks" not in look:
+        hooks = [_mark_isolated, *hooks]  # options that are set later replace earlier ones
+    element = element.opts(build(**{**look, **more, "hooks": hooks}, backend="bokeh"))
     if "matplotlib" in hv.Store.renderers:
         element = element.opts(build(**look, **(matplotlib or {}), backend="matplotlib"))
     return element
+
+
+def _literal(plot: Any, _: Any) -> None:
+    """Show names in titles and at axes as they are: Bokeh would read `$$` in them as TeX."""
+    figure = plot.handles.get("plot")
+    if figure is None:
+        return
+    if figure.title is not None and isinstance(figure.title.text, str):
+        figure.title.text = bokeh_text(figure.title.text)
+    for axis in figure.axis:
+        if isinstance(axis.axis_label, str):
+            axis.axis_label = bokeh_text(axis.axis_label)
+        labels = axis.major_label_overrides
+        if all(isinstance(text, str) for text in labels.values()):  # else they are literal already
+            axis.major_label_overrides = {at: bokeh_text(text) for at, text in labels.items()}
 
 
 def _label(slot: Slot) -> str:
@@ -886,7 +913,7 @@ def _name(node: str, role: str, iteration: int, pass_: str = "forward") -> str:
         f"iteration {iteration}" if iteration else "",
         pass_ if pass_ != "forward" else "",
     ]
-    return ", ".join(filter(None, parts))
+    return visible(", ".join(filter(None, parts)))
 
 
 def _edges(positions: NDArray[np.int64]) -> NDArray[np.float64]:

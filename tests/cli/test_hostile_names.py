@@ -31,6 +31,8 @@ COMMANDS = {
     "verify": (["{run}"],),
     "thermometer": (["{run}"], ["{run}", "\x1b[2J"]),
     "look": (["{run}", "{script}"],),
+    "import": (["{root}/nowhere\x1b[2J", "{out}"],),
+    "plot": (["{run}", "{out}/graph.svg"], ["{run}", "{out}/\x1b[2J"]),
     "harvest": (["{root}/nowhere\x1b[2J.py:f", "{out}", "--select", "**"],),
     "export": (["{run}", "{out}/\x1b[2J.csv", "--format", "csv"], ["{run}", "{out}", "-f", "\x1b"]),
     "cp": (["{run}", "{out}/\x1b[2J"],),

@@ -6,10 +6,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from comgra_decl.query import open_run
 from comgra_decl.viewer.escaping import bokeh_text, html_text, html_token
+from comgra_decl.viewer.plotting import plotted, save
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.hostile import HTML, RAW, TEX, TEX_TOO, record
 from tests.viewer.app.served import Viewed, turn_to
@@ -57,12 +60,18 @@ TEX_OF_BOKEH = """() => {
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewed]:
-    """A viewer of two runs in which every name is hostile."""
-    folder = tmp_path_factory.mktemp("hostile")
-    record(folder / "runs", name="old", steps=6)
-    record(folder / "runs")
-    viewed = Viewed(folder / "runs")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs in which every name is hostile."""
+    folder = tmp_path_factory.mktemp("hostile") / "runs"
+    record(folder, name="old", steps=6)
+    record(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hostile(runs: Path) -> Iterator[Viewed]:
+    """A viewer of these runs."""
+    viewed = Viewed(runs)
     yield viewed
     viewed.stop()
 
@@ -129,3 +138,26 @@ def test_the_ways_onto_the_page() -> None:
     assert bokeh_text("a $5 b") == "a $5 b"
     for text in (TEX, TEX_TOO):
         assert bokeh_text(text).text == text  # type: ignore[union-attr]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("suffix", [".svg", ".html"])
+def test_saved_plots_show_names_as_text(runs: Path, page: Any, tmp_path: Path, suffix: str) -> None:
+    """Other texts would be formulas, elements, or characters that XML does not allow."""
+    run = open_run(runs)
+    plots = plotted(run)
+    elements = {
+        "graph": plots.graph(),
+        "heat": plots.heat("std"),
+        "kpis": plots.kpis(),
+        "tex": plotted(run.slot(TEX)).series("std"),
+    }
+    for name, element in elements.items():
+        path = save(element, tmp_path / f"{name}{suffix}")
+        if suffix == ".svg":
+            ET.parse(path)
+            continue
+        page.goto(path.as_uri())
+        page.wait_for_function("window.Bokeh && Bokeh.documents.length > 0", timeout=PATIENCE)
+        assert page.evaluate(TEX_OF_BOKEH) == []
+        assert page.evaluate("window.pwned") is None
