@@ -57,25 +57,21 @@ def pytest_collection_finish() -> None:
 
     A test that thaws these objects must freeze them again; freezing further objects does no harm.
     """
-    _freeze()
+    freezing.set_aside()
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    """Does the same with what tests have imported, between one file and the next."""
+    """Does the same with what tests leave in memory, between one file and the next."""
     global _file
     file, before, _file = nodeid.partition("::")[0], _file, nodeid.partition("::")[0]
-    if file != before and len(sys.modules) > _imported + 200:
-        _freeze()
+    if file != before and len(gc.get_objects()) > _MOST_OBJECTS:
+        freezing.set_aside()
 
 
 _MAIN = sys.modules["__main__"]
-_file, _imported = "", 0
-
-
-def _freeze() -> None:
-    global _imported
-    _imported = len(sys.modules)
-    freezing.set_aside()
+_MOST_OBJECTS = 20_000
+"""Tracing looks through all objects, often; this takes it a millisecond."""
+_file = ""
 
 
 @pytest.fixture(autouse=True)
