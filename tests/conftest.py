@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import freezing
+from tests.support import forked, freezing
 from tests.support.browser import chromium as chromium
 
 ROOT = Path(__file__).parents[1]
@@ -32,14 +32,24 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("quick")
 
 
-def pytest_configure() -> None:
-    """Allows the programs that tests start to be interrupted.
+def pytest_configure(config: pytest.Config) -> None:
+    """Allows the programs that tests start to be interrupted, and lets processes share a server.
 
     A background job started by a script ignores SIGINT, and so does everything it starts: Ctrl-C
     could not be tested there, and servers would not end.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    served = getattr(config, "workerinput", {}).get("forks programs")
+    if served is not None:
+        forked.use(served)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Starts what forks programs once for all processes of `pytest -n`, while they collect."""
+    if node.config.getoption("numprocesses", 0) > 1:
+        node.workerinput["forks programs"] = forked.serve()
 
 
 @pytest.hookimpl(wrapper=True)
