@@ -6,14 +6,14 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-from tests.support import freezing
+from tests.support import forked, freezing
 from tests.support.browser import chromium as chromium
 
 ROOT = Path(__file__).parents[1]
@@ -32,14 +32,34 @@ hypothesis.settings.register_profile("long", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("quick")
 
 
-def pytest_configure() -> None:
-    """Allows the programs that tests start to be interrupted.
+def pytest_configure(config: pytest.Config) -> None:
+    """Allows the programs that tests start to be interrupted, and lets processes share a server.
 
     A background job started by a script ignores SIGINT, and so does everything it starts: Ctrl-C
     could not be tested there, and servers would not end.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    served = getattr(config, "workerinput", {}).get("forks programs")
+    if served is not None:
+        forked.use(served)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Starts what forks programs once for all processes of `pytest -n`, while they collect."""
+    if node.config.getoption("numprocesses", 0) > 1:
+        node.workerinput["forks programs"] = forked.serve()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects no garbage while tests are collected: almost everything made there stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish() -> None:
@@ -47,25 +67,21 @@ def pytest_collection_finish() -> None:
 
     A test that thaws these objects must freeze them again; freezing further objects does no harm.
     """
-    _freeze()
+    freezing.set_aside()
 
 
 def pytest_runtest_logfinish(nodeid: str) -> None:
-    """Does the same with what tests have imported, between one file and the next."""
+    """Does the same with what tests leave in memory, between one file and the next."""
     global _file
     file, before, _file = nodeid.partition("::")[0], _file, nodeid.partition("::")[0]
-    if file != before and len(sys.modules) > _imported + 200:
-        _freeze()
+    if file != before and len(gc.get_objects()) > _MOST_OBJECTS:
+        freezing.set_aside()
 
 
 _MAIN = sys.modules["__main__"]
-_file, _imported = "", 0
-
-
-def _freeze() -> None:
-    global _imported
-    _imported = len(sys.modules)
-    freezing.set_aside()
+_MOST_OBJECTS = 20_000
+"""Tracing looks through all objects, often; this takes it a millisecond."""
+_file = ""
 
 
 @pytest.fixture(autouse=True)

@@ -7,20 +7,26 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.support import freezing
+
 ROOT = Path(__file__).parents[1] / "comgra_decl"
-
-
-@cache
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def sources(*folders: str) -> Iterator[tuple[str, ast.Module]]:
     """Yield the relative path and syntax tree of every file, optionally only of some folders."""
-    for path in sorted(_files(ROOT)):
-        name = path.relative_to(ROOT).as_posix()
+    for name, tree in _parsed().items():
         if not folders or name.split("/")[0] in folders:
-            yield name, _parsed(path)
+            yield name, tree
+
+
+@cache
+def _parsed() -> dict[str, ast.Module]:
+    trees = {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8"), str(path))
+        for path in sorted(_files(ROOT))
+    }
+    freezing.set_aside()  # more than a million objects, which later tests would look through
+    return trees
 
 
 def _files(folder: Path) -> Iterator[Path]:

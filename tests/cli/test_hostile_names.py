@@ -16,6 +16,7 @@ from comgra_decl.cli.main import main
 from comgra_decl.visible import visible
 from tests.support.hostile import RAW, record
 from tests.support.programs import interpreter_kept
+from tests.support.shortened import combined
 
 COMMANDS = {
     "ls": (["{root}"], ["{root}/nowhere\x1b[2J"]),
@@ -60,8 +61,7 @@ def test_every_command_is_tried() -> None:
     assert {*register(app)} | {command.name for command in app.registered_commands} == {*COMMANDS}
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(("command", "terminal"), combined([*COMMANDS], [True, False], rounds=1))
 def test_no_command_lets_a_name_command_the_terminal(
     command: str,
     run: Path,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.forked import forked
 
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\bsrc=["']?([^"' >]+)""")
@@ -20,11 +19,8 @@ STYLES = re.compile(r"""<link[^>]*rel=["']?(?:stylesheet|preload|preconnect)[^>]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built in strict mode, in which a link that leads nowhere is an error."""
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "docs.site", str(folder), "--gallery", "softmax_twice"],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = ["-m", "docs.site", folder, "--gallery", "softmax_twice"]
+    done = forked(ROOT, *command, env={"NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr
     return folder

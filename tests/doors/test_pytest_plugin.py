@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import pytest
+
+from tests.support.forked import forked
 
 pytest_plugins = ["pytester"]
 
@@ -85,15 +89,16 @@ def test_a_dead_network_fails_with_the_rule_and_its_healthy_twin_passes(
     pytester: pytest.Pytester,
 ) -> None:
     pytester.makepyfile(program=PROGRAM, test_training=TESTS)
-    pytester.syspathinsert()
-    plugin = ("-p", "no:comgra-decl", "-p", "comgra_decl.doors.pytest_plugin")
-    result = pytester.runpytest_subprocess(*plugin, "-p", "no:cacheprovider", "-p", "no:xdist")
-    result.assert_outcomes(passed=1, failed=4)
-    text = result.stdout.str()
+    plugins = ["no:comgra-decl", "comgra_decl.doors.pytest_plugin", "no:cacheprovider", "no:xdist"]
+    options = [*chain(*(("-p", name) for name in plugins))]
+    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # modules imported before
+    done = forked(pytester.path, "-m", "pytest", *options)
+    lines = done.stdout.splitlines()
+    assert pytest.RunResult.parse_summary_nouns(lines) == {"passed": 1, "failed": 4}
     broken = ("dead", "forgotten", "nothing_recorded", "the_second_time_disabled")
     for name in (f"test_{each}" for each in broken):
-        assert f"FAILED test_training.py::{name}" in text
-    result.stdout.fnmatch_lines(
+        assert f"FAILED test_training.py::{name}" in done.stdout
+    pytest.LineMatcher(lines).fnmatch_lines(
         [
             "*dead_units at step 0*",
             "*nothing was traced*",

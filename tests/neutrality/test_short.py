@@ -117,7 +117,7 @@ DISTURBANCES: dict[str, tuple[Callable[[Program], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", DISTURBANCES)
+@pytest.mark.parametrize("name", shortened(DISTURBANCES, tried=5))
 def test_the_comparison_sees(name: str, tmp_path: Path) -> None:
     disturb, expected = DISTURBANCES[name]
     verdict = tried(disturb, tmp_path, after=9 if name == "a switch to evaluation" else 4)

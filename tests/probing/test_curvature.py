@@ -33,23 +33,16 @@ def small(dtype: torch.dtype = torch.float64) -> nn.Module:
 def dense(
     model: nn.Module, loss: Callable[[nn.Module], Tensor], within: nn.Module | None = None
 ) -> np.ndarray[Any, Any]:
-    """Return the Hessian of a loss, one row of a second backward pass at a time."""
+    """Return the Hessian of a loss, whose rows are those of a second backward pass."""
     parameters = [*(within or model).parameters()]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         first = torch.autograd.grad(loss(model), parameters, create_graph=True)
         flat = torch.cat([g.reshape(-1) for g in first])
-        rows = [
-            torch.cat(
-                [
-                    g.reshape(-1)
-                    for g in torch.autograd.grad(
-                        each, parameters, retain_graph=True, materialize_grads=True
-                    )
-                ]
-            )
-            for each in flat
-        ]
-    return torch.stack(rows).double().numpy()
+        columns = torch.autograd.grad(
+            flat, parameters, torch.eye(len(flat), dtype=flat.dtype), is_grads_batched=True,
+            materialize_grads=True,
+        )  # fmt: skip
+    return torch.cat([g.flatten(1) for g in columns], 1).double().numpy()
 
 
 def parts(found: Drawn) -> dict[str, np.ndarray[Any, Any]]:

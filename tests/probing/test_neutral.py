@@ -18,6 +18,7 @@ from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.records import PICTURE_PREFIX, PROBE_MODE
 from tests.probing.nets import MODELS, Trained, train
 from tests.support.recording import EVERYTHING, Recording, contents, recording
+from tests.support.shortened import combined
 
 PICTURES = {
     "saliency": {"method": "saliency", "of": "eyes", "target": "label"},
@@ -42,8 +43,9 @@ def traced(name: str, **spec: Any) -> tuple[Trained, Recording]:
     return result, found
 
 
-@pytest.mark.parametrize("mode", ["eval", "train", "as_is"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "mode"), combined([*MODELS], ["eval", "train", "as_is"], rounds=1)
+)
 def test_training_and_all_other_records_are_the_same_to_the_last_bit(name: str, mode: str) -> None:
     plain = train(name).state()
     without, bare = traced(name)

@@ -23,6 +23,7 @@ from comgra_decl.query import Run
 from comgra_decl.records import OTHER
 from tests.record.test_around import HEALTHY, traced
 from tests.record.test_profile import BATCH, WIDTH, Net, program
+from tests.support.shortened import shortened
 from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
 
 STEP = 4
@@ -92,7 +93,9 @@ def test_the_measured_step_is_not_recorded(run: Run) -> None:
     assert run.damage == []
 
 
-@pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program", shortened(HEALTHY, tried=4), ids=lambda program: program.__name__
+)
 def test_measured_programs_train_bit_equal(
     program: Callable[[], list[float]], tmp_path: Path
 ) -> None:

@@ -22,6 +22,7 @@ from comgra_decl.records import PROGRAM
 from comgra_decl.spec import load_spec
 from comgra_decl.torch_private import profiler_enabled
 from tests.record.test_around import AROUND, HEALTHY, traced
+from tests.support.shortened import shortened
 from tests.support.uncompiled import uncompiled as uncompiled  # applies to all tests here
 
 FIRST, LAST = 4, 6
@@ -209,7 +210,9 @@ def test_a_run_without_a_profile_says_how_to_create_one(tmp_path: Path) -> None:
         run.profile()
 
 
-@pytest.mark.parametrize("program", HEALTHY, ids=lambda program: program.__name__)
+@pytest.mark.parametrize(
+    "program", shortened(HEALTHY, tried=4), ids=lambda program: program.__name__
+)
 def test_profiled_programs_train_bit_equal_and_get_no_finding_about_time(
     program: Callable[[], list[float]], tmp_path: Path
 ) -> None:

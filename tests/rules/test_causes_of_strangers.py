@@ -886,7 +886,8 @@ def test_other_tensors_with_gradients_are_not_unregistered(
         ("slowly", 2, set()),
         ("never", 2, {"lagging_copy"}),
         ("slowly", 1, {"identical_views"}),
-        ("as one", 1, set()),  # without a teacher, a second call may serve a penalty
+        # without a teacher, a second call may serve a penalty
+        pytest.param("as one", 1, set(), marks=pytest.mark.slow),
     ],
 )
 def test_symmetric_self_distillation(

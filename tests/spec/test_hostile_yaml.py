@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from comgra_decl.errors import SpecError
 from comgra_decl.spec import load_spec
+from tests.support.forked import forked
 
 SCRIPT = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))
+import pathlib, resource, sys
+taken = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 30), taken + (1 << 30)))
 resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
 from comgra_decl.errors import SpecError
 from comgra_decl.spec import load_spec
@@ -49,13 +49,7 @@ def test_it_is_refused_within_bounds(tmp_path: Path, name: str) -> None:
     text, reason = HOSTILE[name]
     path = tmp_path / "spec.yaml"
     path.write_text(text)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = forked(tmp_path, "-c", SCRIPT, path)
     assert done.returncode == 0, done.stderr[-500:]
     assert done.stdout.startswith(f"1 comgra: {path} cannot be read as YAML: ")
     assert reason in done.stdout

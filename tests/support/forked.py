@@ -1,8 +1,9 @@
 """Run programs with torch and comgra_decl already imported, which saves five seconds each.
 
 They are forked from a process that has only imported modules (and `prepared`), so they are
-independent of each other and of the tests; `COMGRA` in their environment has its usual effect.
-Tests of the start of Python, of its imports or of its exit should start a new Python instead.
+independent of each other and of the tests; all processes of `pytest -n` share it. `COMGRA` in their
+environment has its usual effect. Tests of the start of Python, of its imports or of its exit should
+start a new Python instead.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import chdir
+from collections.abc import Iterator, Mapping
+from contextlib import chdir, contextmanager
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -58,8 +59,7 @@ class Program:
         self, folder: Path, *arguments: object, env: Mapping[str, str] | None = None
     ) -> None:
         assert "COMGRA" not in os.environ, "the process that forks programs must not be traced"
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
+        context = _context()
         self._arguments = [*map(str, arguments)]
         self._output = Path(tempfile.mkdtemp())
         self.out, self.err = self._output / "out", self._output / "err"
@@ -68,9 +68,7 @@ class Program:
         given = (str(folder), self._arguments, {**os.environ, **(env or {})}, str(self._output))
         _same_server()
         self.process: ForkServerProcess = context.Process(target=_be, args=given, daemon=True)
-        # otherwise the program first runs what a test has left as the main module
-        # and the server imports `tests` from its working directory
-        with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}), chdir(ROOT):
+        with _elsewhere():
             self.process.start()
 
     def ended(self, timeout: float | None = PATIENCE) -> CompletedProcess[str]:
@@ -107,6 +105,38 @@ class Program:
         """End it like `kill -9`."""
         self.process.kill()
         self.process.join()
+
+
+def serve() -> tuple[str, bytes | None]:
+    """Start the process that forks programs; return what `use` takes in another process."""
+    _context()
+    with _elsewhere():
+        forkserver.ensure_running()
+    server: Any = forkserver._forkserver
+    return server._forkserver_address, getattr(server, "_forkserver_authkey", None)
+
+
+def use(served: tuple[str, bytes | None]) -> None:
+    """Fork programs from the process that another one has started with `serve`."""
+    server: Any = forkserver._forkserver
+    server._forkserver_address, server._forkserver_authkey = served
+    server._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # that of `serve` counts
+
+
+def _context() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED)
+    return context
+
+
+@contextmanager
+def _elsewhere() -> Iterator[None]:
+    """Keep programs from running what a test has left as the main module.
+
+    The server imports `tests` from the working directory.
+    """
+    with mock.patch.dict(sys.modules, {"__main__": ModuleType("__main__")}), chdir(ROOT):
+        yield
 
 
 def _same_server() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tests.support.recording import recording
+from tests.support.shortened import shortened
 from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify
 
@@ -111,7 +112,9 @@ def train(told: Told, way: Any, backend: Any, steps: int = 8) -> Outcome:
     return outcome(losses, net, optimizers=[optimizer])
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", shortened(["whole", "blocks", "in place", "fullgraph", "wrapped"], tried=3)
+)
 def test_compiled_code_is_recorded_and_compiled_once(way: str) -> None:
     """With a backend that leaves the arithmetic unchanged, so no bit may differ."""
     told = Told(listening=True)

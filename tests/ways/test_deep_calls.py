@@ -131,7 +131,7 @@ def test_it_may_so_when_tracing_fails_in_the_depth(
 def test_one_that_nests_deeper_fails_as_it_does_without_tracing(tmp_path: Path) -> None:
     def too_deep() -> list[float]:
         with comgra.trace("debug", root=tmp_path, group="g", overrides=["rules=off"]):
-            return trained(5 * DEPTH)
+            return trained(2 * DEPTH)
 
-    assert isinstance(on_an_empty_stack(lambda: trained(5 * DEPTH)), RecursionError)
+    assert isinstance(on_an_empty_stack(lambda: trained(2 * DEPTH)), RecursionError)
     assert isinstance(on_an_empty_stack(too_deep), RecursionError)

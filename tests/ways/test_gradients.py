@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
+from tests.support.shortened import combined
 from tests.ways.models import Net, batches
 from tests.ways.proof import Outcome, Told, known, outcome, prove
 
@@ -113,8 +114,9 @@ def deep(told: Told, mode: str, batch_count: int = 1) -> Outcome:
     return outcome(losses, model, optimizers=[optimizer])
 
 
-@pytest.mark.parametrize("batch_count", [1, 2])
-@pytest.mark.parametrize("mode", ["reentrant", "without reentry"])
+@pytest.mark.parametrize(
+    ("mode", "batch_count"), combined(["reentrant", "without reentry"], [1, 2], rounds=1)
+)
 def test_a_recomputed_forward_pass_is_none_and_its_gradients_are_recorded(
     mode: str, batch_count: int
 ) -> None:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 import comgra_decl as comgra
 from comgra_decl.hooks.schedule.budget import Budget
 from tests.support.recording import Recording, contents, recording
-from tests.support.shortened import shortened
+from tests.support.shortened import combined, shortened
 from tests.ways.models import batches
 from tests.ways.proof import FULL, Outcome, Told, attached, outcome, same, seeded, verify
 from tests.ways.test_compiled import WAYS, Block, Graphs, model
@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 FEW_WAYS = pytest.mark.parametrize(
-    "way", shortened(["whole", "blocks", "fullgraph", "in place", "wrapped"], tried=2)
+    "way", shortened(["blocks", "whole", "fullgraph", "in place", "wrapped"], tried=1)
 )
 STEPS = 7
 RECORDED = [0, 2, 4, 6]
@@ -76,13 +76,14 @@ class Training:
     make: Make
     step: Step = cross_entropy
     sizes: tuple[int, ...] = (8,)
+    steps: int = STEPS
 
     def __call__(self, told: Told, compile_it: Callable[[nn.Module], Any]) -> Outcome:
         net = self.make()
         called = compile_it(net)
         optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
         losses = []
-        for number in range(STEPS):
+        for number in range(self.steps):
             told.modules(net, *(name for name, _ in net.named_modules() if name))
             ((x, y),) = batches(1, size=self.sizes[number % len(self.sizes)])
             optimizer.zero_grad()
@@ -327,7 +328,7 @@ class Idle(nn.Module):
 
 @pytest.mark.parametrize(
     "dropout",
-    shortened([nn.Dropout, nn.AlphaDropout, nn.Dropout3d, nn.FeatureAlphaDropout], tried=2),
+    shortened([nn.Dropout3d, nn.Dropout, nn.AlphaDropout, nn.FeatureAlphaDropout], tried=1),
 )
 def test_gradients_of_a_dropout_that_drops_nothing_are_those_of_what_it_returns(
     dropout: type[nn.Module],
@@ -477,32 +478,31 @@ class Named(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "compile_it", "changes", "why"),
-    [
-        (Named, compiled, {}, "names tensors with comgra.node, 'hidden' for example"),
-        (
-            model,
-            compiled,
-            {"nodes": {**FULL["nodes"], "tanh": {"select": {"function": "torch.tanh"}}}},
-            "the spec selects function calls",
-        ),
-    ],
+    ("reason", "how"),
+    combined(
+        [
+            (Named, {}, "names tensors with comgra.node, 'hidden' for example"),
+            (
+                model,
+                {"nodes": {**FULL["nodes"], "tanh": {"select": {"function": "torch.tanh"}}}},
+                "the spec selects function calls",
+            ),
+        ],
+        ["observed", "auto"],
+        rounds=1,
+    ),
+    ids=["named", "named, auto", "functions", "functions, auto"],
 )
-@pytest.mark.parametrize("how", ["observed", "auto"])
 def test_what_cannot_be_observed_runs_eagerly_and_says_why(
-    make: Make,
-    compile_it: Any,
-    changes: dict[str, Any],
-    why: str,
-    how: str,
-    shown: list[tuple[str, str]],
+    reason: tuple[Make, dict[str, Any], str], how: str, shown: list[tuple[str, str]]
 ) -> None:
-    traced = proven(Training(make), compile_it, **changes, compile=how)
+    make, changes, why = reason
+    traced = proven(Training(make), **changes, compile=how)
     assert why in only_warning(traced)
     assert shown == []
 
 
-@pytest.mark.parametrize("how", ["observed", "auto"])
+@pytest.mark.parametrize("how", shortened(["auto", "observed"], tried=1))
 def test_a_torch_that_lacks_what_observers_need_runs_recorded_steps_eagerly(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -580,7 +580,11 @@ def counting(shown: list[tuple[str, str]], step: Step) -> tuple[Step, list[int]]
 
 
 @pytest.mark.parametrize(
-    ("sizes", "last"), [((8, 8, 5, 5), "eager"), ((8, 8, 5, 5, 5, 5, 5), "observed")]
+    ("sizes", "last"),
+    [
+        ((8, 8, 5, 5), "eager"),
+        pytest.param((8, 8, 5, 5, 5, 5, 5), "observed", marks=pytest.mark.slow),
+    ],
 )
 def test_what_observed_code_does_not_show_is_said_and_auto_looks_for_it_eagerly(
     sizes: tuple[int, ...], last: str, shown: list[tuple[str, str]]
@@ -841,7 +845,7 @@ def test_code_that_inductor_reads_late_shows_what_was_there_before(make: Make) -
         torch.compiler.reset()
         changes = {"compile": how, "schedule": {"first": 2}}
         with recording({**SPEC, **changes}) as traced:
-            training = Training(make)
+            training = Training(make, steps=2)  # nothing is compiled for other steps
             seeded(
                 partial(training, compile_it=lambda n: compiled(n, "inductor")),
                 Told(listening=False),

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations, prune
 import comgra_decl as comgra
 from tests.support import freezing
 from tests.support.recording import recording
+from tests.support.shortened import combined
 from tests.ways.models import Net, batches
 from tests.ways.proof import FULL, Outcome, Told, known, outcome, prove
 
@@ -289,8 +290,9 @@ def test_parts_of_a_model_frozen_before_tracing_keep_its_names_or_are_reported(
         assert "Start tracing before gc.freeze()" in warned[0]
 
 
-@pytest.mark.parametrize("built", ["constructed", "copied"])
-@pytest.mark.parametrize("earlier", [True, False])
+@pytest.mark.parametrize(
+    ("built", "earlier"), combined(["constructed", "copied"], [True, False], rounds=1)
+)
 def test_parts_of_a_model_frozen_during_tracing_keep_its_names(built: str, earlier: bool) -> None:
     tasks: list[Task] = []
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 import comgra_decl as comgra
-from tests.support.forked import forked
+from tests.support.forked import Program, forked
 from tests.ways.models import Net, batches
 from tests.ways.proof import Outcome, Told, attached, outcome, same, seeded
 
@@ -133,13 +132,13 @@ SCRIPT = """
 def test_a_training_that_is_ended_by_a_signal(tmp_path: Path, sent: signal.Signals) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT))
-    command = [sys.executable, str(script), str(tmp_path / "runs")]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        while process.poll() is None and not several_records(tmp_path / "runs"):
-            time.sleep(0.05)
-        process.send_signal(sent)
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == -sent or b"KeyboardInterrupt" in errors
+    program = Program(tmp_path, script, tmp_path / "runs")
+    while program.process.is_alive() and not several_records(tmp_path / "runs"):
+        time.sleep(0.02)
+    assert program.process.pid is not None
+    os.kill(program.process.pid, sent)
+    done = program.ended()
+    assert done.returncode == -sent or "KeyboardInterrupt" in done.stderr
     (summary,) = comgra.list_runs(tmp_path / "runs")
     run = comgra.open_run(summary.path)
     steps = list(run.steps)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -173,12 +174,16 @@ def not_at_all(net: nn.Module) -> Any:
     return net
 
 
+MODES = ["eager", "auto"]
 WAYS = [as_model, as_method, as_function, without_autograd, not_at_all]
 
 
 @pytest.mark.parametrize(
     ("learn", "way", "mode"),
-    combined(LEARN, WAYS, ["eager", "auto"], rounds=1),
+    [
+        *combined(LEARN[:5], WAYS, MODES, rounds=1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(LEARN[5:], WAYS, MODES)),
+    ],
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_what_is_unused_has_the_gradient_that_it_has_untraced(

@@ -221,9 +221,10 @@ class Proxy:
     [
         # a tunnel: the address bar names another port of this machine
         pytest.param([], None, marks=pytest.mark.slow),
-        (
+        pytest.param(
             ["--prefix", "/team", "--allow-websocket-origin", "{here}", "--use-xheaders"],
             b"Host: upstream.internal:5006\r\nX-Forwarded-For: 203.0.113.7",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ["--prefix", "/team", "--allow-websocket-origin", "proxy.example"],
