@@ -7,7 +7,8 @@ and `*`, link with `holoviews.link_selections`, and return their numbers as a ta
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, overload
@@ -28,7 +29,7 @@ from comgra_decl.viewer.graph.places import BAND, cut, text_width
 from comgra_decl.viewer.graph.routes import routes
 from comgra_decl.viewer.model.distribution import cumulative, quantile
 from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of
-from comgra_decl.viewer.model.graph import graph_of, heat_of, scale_of
+from comgra_decl.viewer.model.graph import graph_of, heat_of, node_values, scale_of, value_of
 from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
@@ -189,8 +190,9 @@ class RunPlots:
         """Return the dependency graph at a step, drawn as in the viewer.
 
         The boxes are `hv.Rectangles` with the dimensions `box` (name of the node or folded group),
-        `kind` and, if a statistic is chosen, that statistic: the one of the node, or the largest
-        magnitude in a folded group. Dashed edges carry no gradient.
+        `kind` and, if a statistic is chosen, that statistic. A folded group has the value of its
+        own module or, if that was not recorded, the largest magnitude inside. Dashed edges carry no
+        gradient.
 
         Args:
             step: the step; by default, the last one.
@@ -199,8 +201,8 @@ class RunPlots:
             of: pass of the statistic.
             over_batch: aggregate over the batch: "mean", "std" or "abs_max".
             type: type of execution or tag; by default, all training steps.
-            expanded: module groups to expand, such as "blocks" and "blocks.0"; by default, as many
-                as can be read.
+            expanded: module groups to expand, such as "blocks.0", together with the groups around
+                them; by default, as many as can be read.
             size: width and height of the drawing in pixels at which its text should be readable;
                 long drawings are wrapped into rows.
 
@@ -211,9 +213,13 @@ class RunPlots:
         view = RunView(self._run)
         steps = [int(each) for each in view.steps(type or "")]
         if not steps or (step is not None and step not in steps):
-            what = f" of type {type!r}" if type else ""
-            range_ = f" The steps are {steps[0]} to {steps[-1]}." if steps else ""
-            raise UnknownNameError(f"step {step} was not recorded{what}.{range_}")
+            types = ", ".join(map(repr, self._run.types)) or "none"
+            if not steps:
+                what = f"of type {shown(type)}; the types are {types}" if type else "at all"
+                raise UnknownNameError(f"no step was recorded {what}.")
+            raise UnknownNameError(
+                f"step {step} was not recorded. The steps are {steps[0]} to {steps[-1]}."
+            )
         if statistic is not None:
             self.heat(statistic, of=of, over_batch=over_batch, type=type)  # checks the names
         at = Selection(
@@ -225,10 +231,11 @@ class RunPlots:
         graph, room = graph_of(view, at), Room(*map(float, size))
         outline = Outline(graph.nodes, graph.edges)
         first = outline.folding(room)
-        opened = first.expanded if expanded is None else frozenset(expanded)
+        opened = first.expanded if expanded is None else frozenset(_with_outer(expanded))
         scene = outline.scene(opened, room=room, limit=first.limit)
-        if wrong := sorted(opened - {band.id for band in scene.bands}):
-            folded = [box.id for box in scene.boxes if box.folded]
+        asked = frozenset(expanded or ())
+        if wrong := sorted(asked - {band.id for band in scene.bands}):
+            folded = [box.id for box in scene.boxes if box.folded and not box.plain]
             raise UnknownNameError(
                 f"{shown(wrong[0])} is not a group that can be expanded"
                 f"{did_you_mean(wrong[0], folded) or '.'} Folded groups: "
@@ -237,10 +244,13 @@ class RunPlots:
         title = f"{self._run.name} at step {at.step}"
         if statistic is None:
             return _scene(scene, None, title)
+        numbers = node_values(view, at, graph, of)
+        values = {box.id: value_of(box.members, numbers) for box in scene.boxes}
         paint, scale = heat_of(view, at, graph, scene=scene, pass_=of)
         kind = ", logarithmic" if scale["log"] else ""
         ends = f"{scale['low']} to {scale['high']}{kind}"
-        return _scene(scene, paint, f"{statistic} ({of}) at step {at.step}, {ends}")
+        title = f"{statistic} ({of}) at step {at.step}, {ends}"
+        return _scene(scene, paint, title, values={statistic: values})
 
     def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
         """Return metrics by step: an overlay of curves of `value`, keyed by `metric`.
@@ -280,8 +290,8 @@ class RunPlots:
     ) -> hv.Image | hv.Curve:
         """Return a picture of one sample, or one that shows several nodes or steps: `Run.picture`.
 
-        Rows and columns are an image, whose dimensions have the names of the picture's axes;
-        leading axes, such as channels, are added up. One row of numbers is a curve.
+        Rows and columns are an image, or a heat map if they have names, such as nodes or steps;
+        leading axes, such as channels, are added up. One row of numbers is a curve, or bars.
 
         Args:
             name: name of the picture.
@@ -295,19 +305,29 @@ class RunPlots:
         """
         found = self._run.picture(name, step, node, type=type)
         values, axes = np.asarray(found.values, np.float64), [*found.axes]
+        at = found.step
+        if axes[0] == "step" and values.ndim > 2:  # such as the confusion matrix
+            at, values, axes = found.labels["step"][-1], values[-1], axes[1:]
         if axes[0] == "sample" and len(axes) > 1:
             if not 0 <= sample < len(values):
                 raise UnknownNameError(f"there is no sample {sample}; there are {len(values)}.")
             values, axes = values[sample], axes[1:]
         while values.ndim > 2:
             values, axes = values.sum(0), axes[1:]
-        at = "" if found.step is None else f"step {found.step}"
-        label = " \u00b7 ".join(filter(None, [name, found.node, at]))
+        when = "" if at is None else f"step {at}"
+        label = " \u00b7 ".join(filter(None, [name, found.node, when]))
+        labels = [found.labels.get(axis) for axis in axes]
+        if values.ndim == 2 and any(labels):
+            return _named_cells(values, axes, labels, label)
         if values.ndim == 2:
-            drawing = Drawing("map", values, "", down=axes[0], across=axes[1])
-            return _picture(drawing, label)
-        places = found.labels.get(axes[0], range(len(values)))
-        table = pd.DataFrame({axes[0]: [*places], name: values})
+            return _picture(Drawing("map", values, "", down=axes[0], across=axes[1]), label)
+        places = labels[0] or [*range(len(values))]
+        table = pd.DataFrame({axes[0]: places, name: values})
+        if any(isinstance(place, str) for place in places):
+            bars = hv.Bars(table, axes[0], name, label=label)
+            size = {"fig_inches": (max(6.0, 0.2 * len(places)), 5.0)}
+            look = {"color": BLUE, "xrotation": 90}
+            return _styled(bars, "Bars", look, bokeh={"height": 360}, matplotlib=size)
         return _lines(hv.Curve(table, axes[0], name, label=label))
 
     def effects(
@@ -393,7 +413,9 @@ class RunPlots:
             vdims=["sample", "category"],
             label=f"{node} at step {step}",
         )
-        look = {"color": "category", "cmap": list(LINES)}
+        look: dict[str, Any] = {"color": "category", "cmap": list(LINES)}
+        if not any(points["category"]):
+            look = {"color": BLUE}
         return _styled(
             found, "Points", look, bokeh={"size": 6, "tools": ["hover"]}, matplotlib={"s": 20}
         )
@@ -459,6 +481,12 @@ class SlotPlots:
             UnknownNameError: the step was not recorded, or there are neither values nor previews.
         """
         found = self._slot.preview(step, type=type)
+        there = found.values.shape[0] if found.axes[:1] == ("sample",) else 0
+        if sample is not None and not 0 <= sample < there:
+            what = f"samples 0 to {there - 1}" if there else "no samples"
+            raise UnknownNameError(
+                f"there is no sample {sample}: the picture at step {found.step} has {what}."
+            )
         drawing = draw(found, sample=sample, picture=self._slot.kind == "input")
         label = f"{_label(self._slot)} at step {found.step}: {drawing.facts}"
         return _picture(drawing, label)
@@ -632,7 +660,9 @@ def save(element: Any, path: str | Path) -> Path:
         import matplotlib as mpl
 
         with mpl.rc_context({"text.parse_math": False}):  # a dollar sign in a name is no formula
-            hv.save(element, target, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
+            plain = target.with_suffix(suffix)  # HoloViews would add a suffix to "c.SVG"
+            hv.save(element, plain, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
+            plain.replace(target)
     else:
         names = ", ".join([".html", *_STATIC])
         raise ValueError(f"path must end with one of {names}, got {target.name!r}")
@@ -725,8 +755,29 @@ def _picture(drawing: Drawing, label: str) -> Any:
     )  # fmt: skip
 
 
-def _scene(scene: Scene, paint: Mapping[str, Mapping[str, Any]] | None, title: str) -> hv.Overlay:
-    """Return a drawing of the graph, with the colours of `heat_of` or those of the kinds."""
+def _with_outer(groups: Iterable[str]) -> Iterator[str]:
+    """Yield the groups and those that contain them."""
+    for group in groups:
+        parts = group.split(".")
+        yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+
+
+def _scene(
+    scene: Scene,
+    paint: Mapping[str, Mapping[str, Any]] | None,
+    title: str,
+    *,
+    values: Mapping[str, Mapping[str, float | None]] | None = None,
+) -> hv.Overlay:
+    """Return a drawing of the graph, with the colours of `heat_of` or those of the kinds.
+
+    Args:
+        scene: the drawing.
+        paint: colour and text of each box; None for the colours of the kinds.
+        title: the title.
+        values: a statistic, and its value in each box.
+    """
+    more = values or {}
     place = {"kdims": ["x", "y"]}
     ways: dict[bool, list[Any]] = {True: [], False: []}
     for (_, _, gradient), line in zip(scene.edges, routes(scene), strict=True):
@@ -742,18 +793,19 @@ def _scene(scene: Scene, paint: Mapping[str, Mapping[str, Any]] | None, title: s
         bokeh={"line_width": 1, "line_dash": "dashed"},
         matplotlib={"linewidth": 0.8, "linestyle": "dashed"},
     )  # fmt: skip
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for box in scene.boxes:
         mine = None if paint is None else paint.get(box.id)
         fill = _UNKNOWN if paint is not None else f"{KINDS[box.kind]}38"
         text = "" if mine is None else mine["text"]
         corners = (box.x, box.y, box.x + box.w, box.y + box.h)
         colours = fill if mine is None else mine["fill"], KINDS[box.kind]
-        rows.append((*corners, visible(box.id), box.kind, text, *colours))
+        numbers = [math.nan if (v := each[box.id]) is None else v for each in more.values()]
+        rows.append((*corners, visible(box.id), box.kind, text, *colours, *numbers))
     rectangles = _styled(
         hv.Rectangles(
             rows, kdims=["x", "y", "right", "bottom"],
-            vdims=["box", "kind", "shown", "fill", "edge"],
+            vdims=["box", "kind", "shown", "fill", "edge", *more],
         ),
         "Rectangles", {},
         bokeh={
@@ -766,11 +818,22 @@ def _scene(scene: Scene, paint: Mapping[str, Mapping[str, Any]] | None, title: s
         (box.x + box.w / 2, box.y + box.h / 2, _fitting(box, row[6]), _ink(row[7]))
         for box, row in zip(scene.boxes, rows, strict=True)
     ]
-    texts += [
+    heads = [
         (band.x + band.w / 2, scene.rows[band.row][0] - BAND * (_levels(scene, band) - 0.4),
          cut(visible(band.label), band.w), INK)
         for band in scene.bands
     ]  # fmt: skip
+    texts += heads
+    paper = _styled(  # edges must not cross the names of groups
+        hv.Rectangles(
+            [(x - w / 2, y - 8, x + w / 2, y + 8)
+             for x, y, name, _ in heads for w in [text_width(name) + 4]],
+            kdims=["x", "y", "right", "bottom"],
+        ),
+        "Rectangles", {},
+        bokeh={"color": "#ffffff", "line_alpha": 0, "alpha": 0.85},
+        matplotlib={"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.85},
+    )  # fmt: skip
     labels = _styled(
         hv.Labels(texts, kdims=["x", "y"], vdims=["text", "colour"]),
         "Labels", {},
@@ -786,7 +849,7 @@ def _scene(scene: Scene, paint: Mapping[str, Mapping[str, Any]] | None, title: s
         hv.Segments(spans, kdims=["x", "y", "right", "bottom"]),
         "Segments", {"color": GREY}, bokeh={"line_width": 1}, matplotlib={"linewidth": 0.8},
     )  # fmt: skip
-    whole = edges * loose * brackets * rectangles * labels
+    whole = edges * loose * brackets * paper * rectangles * labels
     width, height = round(scene.width), round(scene.height)
     look = {
         "title": visible(title), "fontsize": {"title": 10}, "xaxis": None, "yaxis": None,
@@ -826,6 +889,36 @@ def _ink(fill: str) -> str:
         return "#1c2230"
     red, green, blue = (int(fill[i : i + 2], 16) for i in (1, 3, 5))
     return "#1c2230" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
+
+
+def _named_cells(
+    values: NDArray[np.float64], axes: list[str], labels: list[Any], label: str
+) -> hv.HeatMap:
+    """Return rows and columns with the names of their entries, such as nodes or steps."""
+    names = [
+        [*map(str, mine if mine else range(size))]
+        for mine, size in zip(labels, values.shape, strict=True)
+    ]
+    down = f"{axes[0]} (down)" if axes[0] == axes[1] else axes[0]
+    rows, columns = np.meshgrid(names[0], names[1], indexing="ij")
+    found = hv.HeatMap(
+        (columns.ravel(), rows.ravel(), values.ravel()),
+        kdims=[axes[1], down],
+        vdims=["value"],
+        label=label,
+    )
+    limit = limit_of(values)
+    high = min(max(200, _LINE * len(names[0]) + 100), _HIGHEST)
+    look = {
+        "cmap": signed_faded(), "clim": (-limit, limit), "colorbar": True, "invert_yaxis": True,
+        "xrotation": 90 if sum(map(len, names[1])) > _WIDTH else 0,
+    }  # fmt: skip
+    inches = max(7.0, 0.2 * len(names[1]) + 2), high / 70
+    return _styled(
+        found, "HeatMap", look,
+        bokeh={"height": high, "tools": ["hover"]},
+        matplotlib={"fig_inches": inches, "aspect": None, "show_values": False},
+    )  # fmt: skip
 
 
 def _overlay(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:

@@ -371,7 +371,9 @@ class Pictures:
         order = {name: i for i, name in enumerate(self._run.nodes)}
         ranked = sorted(range(len(names)), key=lambda i: order[names[i]])
         values = norms.to_numpy(np.float64)[ranked]
-        return Picture("flow", values, ("node",), None, at, {"node": [names[i] for i in ranked]})
+        roles = norms.index.get_level_values("role").tolist()
+        own = [n if r == "output" else f"{n}.{r}" for n, r in zip(names, roles, strict=True)]
+        return Picture("flow", values, ("node",), None, at, {"node": [own[i] for i in ranked]})
 
     def _loss_cam(self, step: int | None, node: str | None) -> Picture:
         wanted = self._wanted("loss_cam", node)
@@ -453,8 +455,8 @@ class Pictures:
             return np.array([int(label) for label in labels], np.int64)
         except (TypeError, ValueError):
             raise UnknownNameError(
-                f"the samples of step {step} have no classes; declare a probe, or "
-                "`samples: {by: target}`."
+                f"the samples of step {step} have no classes. They are known if a loss receives "
+                "one integer per sample, or if a probe is given `labels`."
             ) from None
 
     def _output(self) -> str:

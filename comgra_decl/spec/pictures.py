@@ -387,6 +387,10 @@ def _kind(value: Any) -> str | None:
 def _with_known_method(value: Any) -> Any:
     if isinstance(value, Mapping) and _kind(value) is None:
         method = value.get("method")
+        if method is None:
+            raise ValueError(
+                "needs a `method`; if an existing picture is meant, its name is spelled differently"
+            )
         raise ValueError(
             f"method {method!r} is not one of {', '.join(METHODS)} or {{_target_: captum.attr...}}"
             f"{did_you_mean(method, METHODS)}"

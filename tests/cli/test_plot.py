@@ -59,7 +59,8 @@ def test_every_view_becomes_a_vector_image(
 def test_other_formats_and_the_answer_as_json(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, magic in (("a.png", b"\x89PNG"), ("a.pdf", b"%PDF"), ("a.html", b"<!DOCTYPE")):
+    formats = {"a.png": b"\x89PNG", "a.PDF": b"%PDF", "a.html": b"<!DOCTYPE"}
+    for name, magic in formats.items():
         assert done("plot", str(run), str(tmp_path / name), "--json") == 0
         told = json.loads(capsys.readouterr().out)
         assert told == {
@@ -83,6 +84,10 @@ def test_other_formats_and_the_answer_as_json(
         (["a.gif"], "path must end with one of .html, .png, .svg, .pdf, got 'a.gif'"),
         (["no/a.svg"], "does not exist"),
         (["a.svg", "--view", "tree"], "'tree' is not one of"),
+        (["a.svg", "--view", "kpis", "--smoothing", "1"], "smoothing must be at least 0"),
+        (["a.svg", "--view", "preview", "--node", "head", "--sample", "99"], "no sample 99"),
+        (["a.svg", "--type", "probe:x"], "no step was recorded of type 'probe:x'; the types are"),
+        (["a.svg", "--expand", "nowhere.0"], "'nowhere.0' is not a group that can be expanded"),
     ],
 )
 def test_what_cannot_be_drawn_is_explained(

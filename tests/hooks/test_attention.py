@@ -195,5 +195,4 @@ def test_the_preset_finds_attention_of_any_making(tmp_path: Path) -> None:
     for node in ("mha", "own"):
         name = f"{node}.scaled_dot_product_attention"
         assert run.slot(name, role=ROLE).value(1).shape == (2, 2, 6, 6)
-    (sentence,) = run.report["unmatched"]
-    assert sentence.startswith("comgra.nodes.softmax.select: 'torch.softmax' was not called")
+    assert run.report["unmatched"] == []  # one of the two functions suffices

@@ -289,3 +289,47 @@ class NoAttention(nn.Module):
 def test_a_model_without_attention_has_no_rollout() -> None:
     with pytest.raises(ProbeError, match="no self-attention whose weights can be read"):
         picture(NoAttention(), WORDS, method="attention_rollout")
+
+
+class Crossed(nn.Module):
+    """Attends to itself and then to a memory that is as long."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.form = form
+        self.embed, self.memory = nn.Embedding(TOKENS, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.own = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.other = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.q, self.k = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, memory = self.embed(x), self.memory(x.flip(1))
+        h = h + self.own(h, h, h)[0]
+        if self.form == "module":
+            h = h + self.other(h, memory, memory)[0]
+        elif self.form == "fused":
+            h = h + F.scaled_dot_product_attention(self.q(h), self.k(memory), memory)
+        elif self.form == "softmax":
+            h = h + (self.q(h) @ self.k(memory).mT / 3 + 0.1).softmax(-1) @ memory
+        elif self.form == "own":
+            q, k = self.q(h) * 0.5, F.layer_norm(self.k(h), [WIDTH])
+            h = h + (q @ k.mT).softmax(-1) @ h
+        return self.head(h)
+
+
+@pytest.mark.parametrize("form", ["module", "fused", "softmax"])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_rollout_of_cross_attention_is_refused(form: str, frozen: bool) -> None:
+    """Its weights are square, too, if both sequences are equally long."""
+    torch.manual_seed(0)
+    model = Crossed(form).eval().requires_grad_(not frozen)
+    with pytest.raises(ProbeError, match="the model has cross-attention"):
+        values(model, WORDS, method="attention_rollout")
+    assert not any(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_queries_and_keys_that_are_scaled_or_normalised_are_self_attention() -> None:
+    torch.manual_seed(0)
+    found = values(Crossed("own").eval(), WORDS, method="attention_rollout")
+    np.testing.assert_allclose(found.sum(1), 1.0, atol=1e-6)

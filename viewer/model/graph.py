@@ -253,11 +253,18 @@ def _paint(
     known = [values[name] for name in members if name in values]
     if not known:
         return None
-    own = values.get(members[0])
-    value = own[0] if own else max((v for v, _ in known), key=_magnitude)
+    value = value_of(members, values)
+    assert value is not None  # something is known
     hatched = any(broken for _, broken in known)
     fill = scale.colour(value) if math.isfinite(value) else GREY
     return {"fill": fill, "text": number(value), "hatched": hatched}
+
+
+def value_of(members: tuple[str, ...], values: dict[str, tuple[float, bool]]) -> float | None:
+    """Return the value of a box: that of its first member, or else the largest magnitude."""
+    own = values.get(members[0])
+    known = (values[name][0] for name in members if name in values)
+    return own[0] if own else max(known, key=_magnitude, default=None)
 
 
 def _magnitude(value: float) -> float:

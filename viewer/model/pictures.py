@@ -394,9 +394,13 @@ def _lenses(view: RunView, type_: str, step: int, sample: int) -> tuple[Lens, ..
             predicted = labels(view, tokens).tolist()
             layers.append((node, tuple(zip(predicted, likely.tolist(), strict=True))))
         target = fact.get("target")
-        explained = "the predicted token" if target == "top" else f"token {target}"
+        whole = "the token that the whole model predicts"
+        explained = whole if target == "top" else f"token {target}"
         if layers:
-            note = f"the token that each layer would predict; colour: probability of {explained}"
+            note = (
+                "cells: the token that each layer would predict; colour: the probability that the "
+                f"layer gives to {explained}"
+            )
             found.append(Lens(f"{name}: logit_lens", words, tuple(layers), note))
     return tuple(found)
 

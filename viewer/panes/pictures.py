@@ -54,7 +54,11 @@ _CSS = """
 .card img { background: var(--faint); height: 190px; width: 190px; }
 .card p { margin: 6px 0 0; max-width: 260px; overflow-wrap: anywhere; }
 .card table td, .card table th { font-size: 11px; padding: 2px 5px; text-align: right; }
+.card { box-sizing: border-box; max-width: 100%; }
 .card .wide { max-height: 420px; max-width: 760px; overflow: auto; }
+.card button[aria-pressed] { background: none; border: 1px solid var(--line); border-radius: 6px;
+  color: inherit; cursor: pointer; font: inherit; padding: 2px 8px; }
+.card button[aria-pressed="true"] { border-color: #3f6fd8; color: #3f6fd8; }
 .card pre { margin: 6px 0 0; max-width: 420px; overflow: auto; }
 .card .curve { display: block; }
 .curve path { fill: none; stroke: #3f6fd8; stroke-width: 1.8; }

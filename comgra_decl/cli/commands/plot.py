@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line
+from comgra_decl.errors import ComgraError
 
 PANEL = "Look"
 
@@ -142,4 +143,9 @@ def _drawn(plots: Any, view: View, *, names: list[str], options: dict[str, Any])
         )
         if needed and option not in options:
             raise typer.BadParameter(f"--view {view.value} needs --{_FLAGS.get(option, option)}")
-    return method(*(names if view is View.KPIS else ()), **options)
+    try:
+        return method(*(names if view is View.KPIS else ()), **options)
+    except ComgraError:
+        raise
+    except ValueError as error:  # an argument, such as the smoothing
+        raise typer.BadParameter(str(error)) from error

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from comgra_decl.hooks.functions.attention import FusedCall, recomputed_weights
 from comgra_decl.hooks.modes import CallWatch
 from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Point, Subject, Target
-from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.pytree import gradient_function, tensors_in
+from comgra_decl.hooks.tensors.loss_calls import function_name
 from comgra_decl.spec.pictures import (
     AttentionRolloutSpec,
     OcclusionSpec,
@@ -205,10 +207,16 @@ def attention_rollout(spec: AttentionRolloutSpec, subject: Subject) -> torch.Ten
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its kernel bypasses modules and functions
     try:
-        with torch.no_grad(), _AttentionCalls(watch):
+        connected = _everything_requires_grad(subject.copy.module, args, kwargs)
+        with torch.enable_grad(), connected, _AttentionCalls(watch):
             subject.run(args, kwargs, watch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
+    if watch.crosses:
+        raise ProbeError(
+            "the model has cross-attention: its keys are computed from another tensor than its "
+            "queries. Attention rollout is defined for a single stack of self-attention"
+        )
     layers = watch.weights
     if not layers:
         raise ProbeError(
@@ -232,6 +240,85 @@ def attention_rollout(spec: AttentionRolloutSpec, subject: Subject) -> torch.Ten
     return rolled[:, spec.position].to(torch.float32)
 
 
+@contextmanager
+def _everything_requires_grad(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Iterator[None]:
+    """Let autograd connect all tensors of a pass, also in frozen models; parameters of the copy."""
+    frozen = [p for p in module.parameters() if p.is_floating_point() and not p.requires_grad]
+    for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
+        if tensor.is_floating_point():
+            tensor.requires_grad_()
+    for parameter in frozen:
+        parameter.requires_grad_()
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+_PROJECTIONS = frozenset(
+    """
+    Add Addmm Alias Bmm Cat Clone Convolution Div Expand FusedRmsNorm Index Mean Mm Mul
+    NativeBatchNorm NativeLayerNorm Neg Permute Pow Repeat ReshapeAlias Roll Rsqrt Select Slice
+    Split SplitWithSizes Sqrt Squeeze Stack Sub T ToCopy Transpose Unbind UnsafeView Unsqueeze View
+    ViewAsComplex ViewAsReal
+    """.split()
+)
+"""Operations by which queries and keys are computed from a layer's input: linear maps, changes of
+shape, positional encodings and norms."""
+
+_MOST_OPERATIONS = 300
+
+
+def _is_cross(query: torch.Tensor, key: torch.Tensor) -> bool:
+    """Return whether queries and keys are projections of different tensors.
+
+    False if autograd does not know how they were computed.
+    """
+    one, other = gradient_function(query), gradient_function(key)
+    if query is key or one is None or other is None:
+        return False
+    return _is_apart(one, other)
+
+
+def _is_apart(one: Any, other: Any) -> bool:
+    """Return whether two autograd nodes have no tensor in common from which both are projected."""
+    return not (_sources(one) & _sources(other))
+
+
+def _sources(node: Any) -> set[Any]:
+    """Return the nodes of the tensors of which a node is a projection, including itself."""
+    seen, waiting = {node}, [node]
+    while waiting and len(seen) < _MOST_OPERATIONS:
+        current = waiting.pop(0)
+        if function_name(current) not in _PROJECTIONS:
+            continue
+        following = {n for n, _ in current.next_functions if n is not None} - seen
+        following = {n for n in following if n.name() != _LEAF or n.variable.dim() > 2}
+        seen |= following
+        waiting += following
+    return seen
+
+
+_LEAF = "torch::autograd::AccumulateGrad"
+"""The node of a parameter or an input. Weights are not what queries and keys are projected from."""
+
+
+def _is_cross_product(weights: torch.Tensor) -> bool:
+    """Return whether a softmax received the scores of queries and keys of different tensors."""
+    node = gradient_function(weights)
+    for _ in range(_MOST_OPERATIONS):
+        if node is None:
+            return False
+        parts = [n for n, _ in node.next_functions if n is not None and n.name() != _LEAF]
+        if node.name().startswith(("Bmm", "Mm")) and len(parts) == 2:
+            return _is_apart(*parts)
+        node = parts[0] if parts else None
+    return False
+
+
 _ARGUMENTS = (
     *("query", "key", "value", "key_padding_mask", "need_weights"),
     *("attn_mask", "average_attn_weights", "is_causal"),
@@ -245,11 +332,13 @@ class _AskForWeights:
     Attributes:
         weights: the weights of self-attention, as means over heads.
         inside: whether a module of torch is called, which returns its own weights.
+        crosses: whether there is attention whose queries and keys have different sources.
     """
 
     def __init__(self, samples: int) -> None:
         self.weights: list[torch.Tensor] = []
         self.inside = False
+        self.crosses = False
         self._samples = samples
         self._asked: tuple[bool, ...] = True, True  # for weights, and for their mean over heads
 
@@ -268,6 +357,7 @@ class _AskForWeights:
             return None
         self.inside = True
         given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
+        self.crosses = self.crosses or _is_cross(given["query"], given["key"])
         wanted = {"need_weights": True, "average_attn_weights": False}
         self._asked = tuple(bool(given.get(name, True)) for name in wanted)
         return (), {**given, **wanted}
@@ -300,8 +390,10 @@ class _AttentionCalls(CallWatch):
             return result
         if name == "scaled_dot_product_attention":
             call = FusedCall(*args, **kwargs)
+            self._watch.crosses = self._watch.crosses or _is_cross(call.query, call.key)
             most = call.weights_per_sample
             self._watch.take(recomputed_weights(call, samples=len(call.query), most=most))
         elif name == "softmax":
+            self._watch.crosses = self._watch.crosses or _is_cross_product(result)
             self._watch.take(result)
         return result

@@ -410,8 +410,21 @@ class Probe:
             what = "is no picture" if len(names) == 1 else "are no pictures"
             self._warn(f"there {what} {', '.join(names)}: {reason}")
         if made:
-            self._check(checked(made, self._mask))
+            numbers = checked(made, self._mask)
+            self._check(numbers)
+            self._report_mask(made, numbers["pictures"])
         return facts
+
+    def _report_mask(self, made: Mapping[str, Drawn], numbers: Mapping[str, Any]) -> None:
+        """Report a mask that fits none of the pictures it could be compared with."""
+        explain = [n for n, drawn_ in made.items() if "target" in drawn_.facts and drawn_.maps]
+        if self._mask is None or not explain or any("outside" in numbers[n] for n in explain):
+            return
+        shapes = ", ".join(f"{n} {[*made[n].maps[0].values.shape]}" for n in explain)
+        self._warn(
+            f"the mask of the shape {[*self._mask.shape]} fits none of the pictures ({shapes}), so "
+            "it is not used"
+        )
 
     def _reading(
         self, pending: Pending, subject: Subject, *, values: bool, inputs: bool

@@ -20,6 +20,11 @@ from comgra_decl.spec.pictures import TokenTarget
 from comgra_decl.spec.selectors import is_selected, misses
 from comgra_decl.torch_private import torch_pytree
 
+_TOKENS = (
+    ". The built-in methods also explain a token at a position: "
+    "`target: {token: top, position: -1}`"
+)
+
 Target = int | str | TokenTarget
 """A class, "label", "top", "loss" or a token, as in the spec."""
 
@@ -198,8 +203,8 @@ class Subject:
                 if tensor.dim() > 2:
                     raise ProbeError(
                         f"the model returns {list(tensor.shape)}; pictures explain outputs of the "
-                        "form [samples, classes] or [samples]. The built-in methods also explain a "
-                        "token at a position: `target: {token: top, position: -1}`"
+                        "form [samples, classes] or [samples]"
+                        + (_TOKENS if tensor.dim() == 3 else "")
                     )
                 tensor = widened(tensor)
                 return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor

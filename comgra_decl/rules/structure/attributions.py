@@ -78,7 +78,18 @@ class AttributionOutsideMask(PictureRule):
 
     def usable(self, scene: Scene) -> bool:
         """Return whether a picture was compared with a mask."""
-        return any("outside" in numbers for _, _, numbers in self.pictures(scene))
+        after = self.parameters.after
+        return any("outside" in n and step >= after for _, step, n in self.pictures(scene))
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        early = [step for _, step, n in self.pictures(scene) if "outside" in n]
+        if early and not self.usable(scene):
+            return (
+                f"it needs a record of the probe from step {self.parameters.after} on; the last "
+                f"one is at step {max(early)}"
+            )
+        return super().missing(scene)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the picture with the largest share outside."""

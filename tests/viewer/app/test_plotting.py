@@ -15,8 +15,11 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from bokeh.models import ContinuousColorMapper
+from torch import nn
 
+import comgra_decl as comgra
 from comgra_decl import viewer
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, open_group, open_run
@@ -64,19 +67,41 @@ def test_a_heat_map_has_a_row_for_each_slot(run: Run) -> None:
     assert len(mesh.interface.coords(mesh, "step", edges=True)) == len(expected) + 1
 
 
+def boxes_of(graph: Any) -> pd.DataFrame:
+    """Return the table of the boxes of a graph."""
+    parts = graph.traverse(lambda part: part, [hv.Rectangles])
+    (found,) = (part.dframe() for part in parts if "box" in dimensions(part))
+    return found
+
+
 def test_the_graph_has_the_boxes_of_the_viewer_and_their_values(run: Run) -> None:
     overlay = plotted(run).graph(step=3, statistic="l2")
-    boxes = overlay.traverse(lambda part: part, [hv.Rectangles])[0].dframe().set_index("box")
+    boxes = boxes_of(overlay).set_index("box")
     assert {"embed", "head"} <= {*boxes.index}
     assert {*boxes["kind"]} <= {*KINDS}
     for box in ("embed", "head"):
         value = run.series(box, "l2")[3]
+        assert boxes.loc[box, "l2"] == pytest.approx(value)
         assert float(boxes.loc[box, "shown"]) == pytest.approx(value, rel=0.01)
     assert len({*boxes["fill"]}) > 1
     assert (boxes["right"] > boxes["x"]).all()
-    by_kind = plotted(run).graph(step=3).traverse(lambda part: part, [hv.Rectangles])[0].dframe()
+    by_kind = boxes_of(plotted(run).graph(step=3))
     assert {*by_kind["edge"]} <= {*KINDS.values()}
     assert not any(by_kind["shown"])
+
+
+def test_expanding_a_group_expands_those_around_it(tmp_path: Path) -> None:
+    inner = (nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)) for _ in range(2))
+    model = nn.ModuleDict({"stem": nn.Linear(4, 4), "blocks": nn.Sequential(*inner)})
+    spec = {"nodes": {"all": {"select": "**"}}, "rules": "off"}
+    with comgra.trace(spec, root=tmp_path) as session:
+        model["blocks"](model["stem"](torch.ones(3, 4))).sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()
+    plots = plotted(open_run(session.path or ""))
+    folded = boxes_of(plots.graph(expanded=[]))["box"].tolist()
+    group = next(box for box in folded if box.endswith("blocks"))
+    boxes = boxes_of(plots.graph(expanded=[f"{group}.1"]))["box"].tolist()
+    assert {f"{group}.0", f"{group}.1.0", f"{group}.1.1"} <= {*boxes}
 
 
 def test_the_colours_of_kinds_are_those_of_the_viewer() -> None:

@@ -182,3 +182,21 @@ def test_a_picture_is_plotted_with_its_numbers(probed: RunView) -> None:
     np.testing.assert_allclose(image.dimension_values("value", flat=False), values[3])
     with pytest.raises(UnknownNameError, match="no sample 6; there are 6"):
         plotted(run).picture("cam", sample=6)
+
+
+def test_plotted_pictures_name_nodes_and_steps(probed: RunView) -> None:
+    run, plots = probed.run, plotted(probed.run)
+    likeness = plots.picture("likeness", step=4)
+    names = run.picture("likeness", 4).labels["node"]
+    table = likeness.dframe()
+    assert [*dict.fromkeys(table["node"])] == names
+    cell = table[(table["node"] == names[1]) & (table["other node"] == names[0])]["value"]
+    np.testing.assert_allclose(cell, run.picture("likeness", 4).values[0, 1])
+    over = plots.picture("likeness_over_steps", node="0").dframe()
+    steps = run.picture("likeness_over_steps", node="0").labels["step"]
+    assert {*over["step"]} == {*map(str, steps)}
+    confusion = plots.picture("confusion").dframe()
+    assert confusion["value"].sum() == len(run.samples(4, type="probe:eyes"))  # of one step
+    flow = run.picture("flow", 4).labels["node"]
+    assert len({*flow}) == len(flow)
+    assert [*plots.picture("flow", step=4).dframe()["node"]] == flow
