@@ -318,7 +318,11 @@ class RunPlots:
         label = " \u00b7 ".join(filter(None, [name, found.node, when]))
         labels = [found.labels.get(axis) for axis in axes]
         if values.ndim == 2 and any(labels):
-            return _named_cells(values, axes, labels, label)
+            names = [
+                [*map(str, mine if mine else range(size))]
+                for mine, size in zip(labels, values.shape, strict=True)
+            ]
+            return _cells(values, axes, names, label)
         if values.ndim == 2:
             return _picture(Drawing("map", values, "", down=axes[0], across=axes[1]), label)
         places = labels[0] or [*range(len(values))]
@@ -332,11 +336,11 @@ class RunPlots:
 
     def effects(
         self, name: str, *, step: int | None = None, share: bool = False
-    ) -> hv.HeatMap | hv.Curve:
+    ) -> hv.QuadMesh | hv.Curve:
         """Return the mean effects of an intervention: `Run.effects`.
 
         For a sweep, a heat map of one step: the first axis of the sweep (rows) and the others
-        (columns). Without a sweep, a curve of the effect by step.
+        (columns), whose names are dimensions, too. Without a sweep, a curve of the effect by step.
 
         Args:
             name: name of the intervention.
@@ -353,30 +357,14 @@ class RunPlots:
             return _lines(hv.Curve(curve, "step", "effect", label=name))
         at = int(table.index.get_level_values("step").max()) if step is None else step
         now = self._run.effects(name, at, share=share)["mean"].droplevel("step")
-        levels = [[*map(str, now.index.get_level_values(axis))] for axis in axes]
-        rows, *others = levels
+        rows, *others = ([*map(str, now.index.get_level_values(axis))] for axis in axes)
         columns = [", ".join(each) for each in zip(*others, strict=True)] or [""] * len(now)
+        names = [[*dict.fromkeys(rows)], [*dict.fromkeys(columns)]]
+        values = np.full([len(each) for each in names], np.nan)
+        for row, column, value in zip(rows, columns, now.to_numpy(np.float64), strict=True):
+            values[names[0].index(row), names[1].index(column)] = value
         across = ", ".join(axes[1:]) or "effect of each"
-        found = hv.HeatMap(
-            (columns, rows, now.to_numpy(np.float64)),
-            kdims=[across, axes[0]],
-            vdims=["effect"],
-            label=f"{name} at step {at}",
-        )
-        limit = float(np.nanmax(np.abs(now.to_numpy(np.float64)), initial=0.0)) or 1.0
-        look = {
-            "cmap": signed_faded(),
-            "clim": (-limit, limit),
-            "colorbar": True,
-            "invert_yaxis": True,
-            "xrotation": 60 if sum(map(len, {*columns})) > _WIDTH else 0,
-        }
-        high = min(max(200, 22 * len({*rows}) + 80), _HIGHEST)
-        return _styled(
-            found, "HeatMap", look,
-            bokeh={"height": high, "tools": ["hover"]},
-            matplotlib={"fig_inches": (7, high / 70), "aspect": None, "show_values": False},
-        )  # fmt: skip
+        return _cells(values, [axes[0], across], names, f"{name} at step {at}", value="effect")
 
     def cloud(
         self,
@@ -891,33 +879,41 @@ def _ink(fill: str) -> str:
     return "#1c2230" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
 
 
-def _named_cells(
-    values: NDArray[np.float64], axes: list[str], labels: list[Any], label: str
-) -> hv.HeatMap:
-    """Return rows and columns with the names of their entries, such as nodes or steps."""
-    names = [
-        [*map(str, mine if mine else range(size))]
-        for mine, size in zip(labels, values.shape, strict=True)
-    ]
+def _cells(
+    values: NDArray[np.float64],
+    axes: list[str],
+    names: list[list[str]],
+    label: str,
+    *,
+    value: str = "value",
+) -> hv.QuadMesh:
+    """Return rows and columns with names, such as nodes or steps; the first row is on top.
+
+    The dimensions are `column`, `row`, the value, and the names under those of the axes. This is
+    not an `hv.HeatMap`, because Matplotlib draws the rows of one in another order than their names.
+    """
     down = f"{axes[0]} (down)" if axes[0] == axes[1] else axes[0]
-    rows, columns = np.meshgrid(names[0], names[1], indexing="ij")
-    found = hv.HeatMap(
-        (columns.ravel(), rows.ravel(), values.ravel()),
-        kdims=[axes[1], down],
-        vdims=["value"],
+    rows, columns = np.meshgrid(*(np.array(each, object) for each in names), indexing="ij")
+    edges = [_edges(np.arange(size)) for size in values.shape]
+    found = hv.QuadMesh(
+        (edges[1], edges[0], values, rows, columns),
+        kdims=["column", "row"],
+        vdims=[value, down, axes[1]],
         label=label,
     )
-    limit = limit_of(values)
+    largest = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
     high = min(max(200, _LINE * len(names[0]) + 100), _HIGHEST)
     look = {
-        "cmap": signed_faded(), "clim": (-limit, limit), "colorbar": True, "invert_yaxis": True,
+        "cmap": signed_faded(), "clim": (-largest, largest), "colorbar": True,
+        "xlabel": axes[1], "ylabel": down, "invert_yaxis": True,
+        "xticks": [*enumerate(names[1])], "yticks": [*enumerate(names[0])],
         "xrotation": 90 if sum(map(len, names[1])) > _WIDTH else 0,
     }  # fmt: skip
     inches = max(7.0, 0.2 * len(names[1]) + 2), high / 70
     return _styled(
-        found, "HeatMap", look,
+        found, "QuadMesh", look,
         bokeh={"height": high, "tools": ["hover"]},
-        matplotlib={"fig_inches": inches, "aspect": None, "show_values": False},
+        matplotlib={"fig_inches": inches, "aspect": None},
     )  # fmt: skip
 
 

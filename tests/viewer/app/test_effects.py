@@ -229,7 +229,8 @@ def test_effects_are_plotted_with_their_numbers(view: RunView, tmp_path: Path) -
     run, plots = view.run, plotted(view.run)
     heads = plots.effects("heads", step=2)
     table: Any = run.effects("heads", 2)["mean"]
-    assert [str(dimension) for dimension in heads.dimensions()] == ["node", "head", "effect"]
+    names = [str(dimension) for dimension in heads.dimensions()]
+    assert names == ["column", "row", "effect", "head", "node"]
     shown_ = heads.dframe().set_index(["head", "node"])["effect"]
     for (_, head, node), value in table.items():
         assert shown_[str(head), str(node)] == pytest.approx(value)

@@ -82,7 +82,7 @@ def test_the_graph_has_the_boxes_of_the_viewer_and_their_values(run: Run) -> Non
     for box in ("embed", "head"):
         value = run.series(box, "l2")[3]
         assert boxes.loc[box, "l2"] == pytest.approx(value)
-        assert float(boxes.loc[box, "shown"]) == pytest.approx(value, rel=0.01)
+        assert float(str(boxes.loc[box, "shown"])) == pytest.approx(value, rel=0.01)
     assert len({*boxes["fill"]}) > 1
     assert (boxes["right"] > boxes["x"]).all()
     by_kind = boxes_of(plotted(run).graph(step=3))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import holoviews as hv
 import numpy as np
 import pytest
 import torch
@@ -182,6 +183,40 @@ def test_a_picture_is_plotted_with_its_numbers(probed: RunView) -> None:
     np.testing.assert_allclose(image.dimension_values("value", flat=False), values[3])
     with pytest.raises(UnknownNameError, match="no sample 6; there are 6"):
         plotted(run).picture("cam", sample=6)
+
+
+def test_cells_are_drawn_at_their_names(probed: RunView) -> None:
+    """The first row is on top, in images and in the browser."""
+    wanted = probed.run.picture("likeness", 4)
+    names = wanted.labels["node"]
+    element = plotted(probed.run).picture("likeness", step=4)
+    figure = hv.render(element, backend="bokeh")
+    assert figure.y_range.start > figure.y_range.end  # row 0 is on top
+    (source,) = (r.data_source.data for r in figure.renderers)
+    ticks = figure.yaxis[0].major_label_overrides
+    bottoms, tops = source["bottom"], source["top"]
+    for low, high, value, column in zip(
+        bottoms, tops, source["value"], source["other_node"], strict=True
+    ):
+        row = names.index(ticks[round((low + high) / 2)])
+        assert value == pytest.approx(wanted.values[row, names.index(column)])
+    axes = hv.render(element, backend="matplotlib").axes[0]
+    drawn = {
+        kind: {round(tick): text.get_text() for tick, text in zip(ticks, texts, strict=True)}
+        for kind, ticks, texts in (
+            ("x", axes.get_xticks(), axes.get_xticklabels()),
+            ("y", axes.get_yticks(), axes.get_yticklabels()),
+        )
+    }
+    (mesh,) = axes.collections
+    corners = mesh.get_coordinates()
+    middles = (corners[:-1, :-1] + corners[1:, 1:]) / 2
+    cells = mesh.get_array().reshape(middles.shape[:2])
+    for (x, y), value in zip(middles.reshape(-1, 2), cells.ravel(), strict=True):
+        row, place = names.index(drawn["y"][round(y)]), names.index(drawn["x"][round(x)])
+        assert value == pytest.approx(wanted.values[row, place])
+    low, high = axes.get_ylim()
+    assert low > high  # row 0 is on top
 
 
 def test_plotted_pictures_name_nodes_and_steps(probed: RunView) -> None:
