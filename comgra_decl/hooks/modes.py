@@ -28,8 +28,35 @@ from comgra_decl.torch_private import (
 )
 
 
-class OwnMode(TorchFunctionMode):
-    """The base class of tracing's own modes.
+class CallWatch(TorchFunctionMode):
+    """The base class of modes that read the calls of functions.
+
+    It calls the function that the program called, which is not the one that torch passes to a mode
+    where the program, or tracing itself, has put another in its place.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return self.handle(genuine(func), args, kwargs or {})
+
+    @abstractmethod
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function once and return its result.
+
+        Recognise functions of torch by `__name__`: what a module of torch holds under that name
+        may be a replacement.
+        """
+
+
+class OwnMode(CallWatch):
+    """The base class of the modes that stay active while the program runs.
 
     Args:
         on_fault: called with errors in tracing itself.
@@ -66,39 +93,6 @@ class OwnMode(TorchFunctionMode):
             self._on_fault(error)
             called = func
         return self.handle(called, args, kwargs or {})
-
-    @abstractmethod
-    def handle(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call the function once and return its result."""
-
-
-class CallWatch(TorchFunctionMode):
-    """The base class of modes that read the calls within one `with` statement.
-
-    Like `OwnMode`, it calls the function that the program called, which is not the one that torch
-    passes to a mode where the program, or tracing itself, has put another in its place.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        return self.handle(genuine(func), args, kwargs or {})
-
-    @abstractmethod
-    def handle(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call the function once and return its result.
-
-        Recognise functions of torch by `__name__`: what a module of torch holds under that name
-        may be a replacement.
-        """
 
 
 _modes: WeakSet[OwnMode] = WeakSet()

@@ -133,7 +133,7 @@ class LiveSink:
         histograms = self._selection.histograms
         self._pictured |= {s.id for s in batch.new_slots if self._selection.pictured(s.key)}
         values = [
-            {slot: by_slot[slot] for slot in by_slot if slot in self._pictured}
+            {slot: by_slot[slot] for slot in self._pictured & by_slot.keys()}
             for by_slot in batch.values
         ]
         return replace(

@@ -333,3 +333,26 @@ def test_queries_and_keys_that_are_scaled_or_normalised_are_self_attention() -> 
     torch.manual_seed(0)
     found = values(Crossed("own").eval(), WORDS, method="attention_rollout")
     np.testing.assert_allclose(found.sum(1), 1.0, atol=1e-6)
+
+
+def test_the_rollout_of_a_model_that_changes_its_input_in_place() -> None:
+    class Series(nn.Module):
+        """Attends to numbers, which it centres in place, with frozen layers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.attend = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+            self.head = nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x -= x.mean(1, keepdim=True)
+            return self.head(self.attend(x, x, x)[0].mean(1))
+
+    torch.manual_seed(0)
+    model, x = Series().eval().requires_grad_(False), torch.randn(3, LENGTH, WIDTH)
+    found = values(model, x, method="attention_rollout", position=1).numpy()
+    centred = x - x.mean(1, keepdim=True)
+    with torch.no_grad():
+        weights = model.attend(centred, centred, centred)[1].numpy()
+    for i in range(3):
+        np.testing.assert_allclose(found[i], rollout([weights[i][None]])[1], rtol=0, atol=1e-6)

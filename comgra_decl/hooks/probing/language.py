@@ -13,7 +13,7 @@ from torch import nn
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.functions.attention import FusedCall, recomputed_weights
 from comgra_decl.hooks.modes import CallWatch
-from comgra_decl.hooks.probing.samples import widened
+from comgra_decl.hooks.probing.samples import mapped, widened
 from comgra_decl.hooks.probing.subject import Point, Subject, Target
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.loss_calls import function_name
@@ -202,13 +202,12 @@ def attention_rollout(spec: AttentionRolloutSpec, subject: Subject) -> torch.Ten
     Raises:
         ProbeError: the model has no self-attention whose weights can be read.
     """
-    args, kwargs = subject.samples.to(subject.copy.device)
+    args, kwargs = _connected(subject.samples.to(subject.copy.device))
     watch = _AskForWeights(len(subject.samples))
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its kernel bypasses modules and functions
     try:
-        connected = _everything_requires_grad(subject.copy.module, args, kwargs)
-        with torch.enable_grad(), connected, _AttentionCalls(watch):
+        with torch.enable_grad(), _trainable(subject.copy.module), _AttentionCalls(watch):
             subject.run(args, kwargs, watch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -240,15 +239,24 @@ def attention_rollout(spec: AttentionRolloutSpec, subject: Subject) -> torch.Ten
     return rolled[:, spec.position].to(torch.float32)
 
 
+def _connected(
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments such that autograd connects what is computed from them.
+
+    They are no leaves, because a model may change its input in place.
+    """
+    with torch.enable_grad():
+        found: tuple[tuple[Any, ...], dict[str, Any]] = mapped(
+            arguments, lambda t: t.requires_grad_().clone() if t.is_floating_point() else t
+        )
+    return found
+
+
 @contextmanager
-def _everything_requires_grad(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Iterator[None]:
-    """Let autograd connect all tensors of a pass, also in frozen models; parameters of the copy."""
+def _trainable(module: nn.Module) -> Iterator[None]:
+    """Let autograd also connect what is computed from frozen parameters of a copy."""
     frozen = [p for p in module.parameters() if p.is_floating_point() and not p.requires_grad]
-    for _, tensor in (*tensors_in(args), *tensors_in(kwargs)):
-        if tensor.is_floating_point():
-            tensor.requires_grad_()
     for parameter in frozen:
         parameter.requires_grad_()
     try:
@@ -357,7 +365,7 @@ class _AskForWeights:
             return None
         self.inside = True
         given = {**dict(zip(_ARGUMENTS, args, strict=False)), **kwargs}
-        self.crosses = self.crosses or _is_cross(given["query"], given["key"])
+        self.crosses |= _is_cross(given["query"], given["key"])
         wanted = {"need_weights": True, "average_attn_weights": False}
         self._asked = tuple(bool(given.get(name, True)) for name in wanted)
         return (), {**given, **wanted}
@@ -390,10 +398,10 @@ class _AttentionCalls(CallWatch):
             return result
         if name == "scaled_dot_product_attention":
             call = FusedCall(*args, **kwargs)
-            self._watch.crosses = self._watch.crosses or _is_cross(call.query, call.key)
+            self._watch.crosses |= _is_cross(call.query, call.key)
             most = call.weights_per_sample
             self._watch.take(recomputed_weights(call, samples=len(call.query), most=most))
         elif name == "softmax":
-            self._watch.crosses = self._watch.crosses or _is_cross_product(result)
+            self._watch.crosses |= _is_cross_product(result)
             self._watch.take(result)
         return result

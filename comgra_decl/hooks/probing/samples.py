@@ -46,7 +46,7 @@ class Samples:
         They are copied even if they are already on that device, because a model may change its
         input.
         """
-        moved: tuple[tuple[Any, ...], dict[str, Any]] = _mapped(
+        moved: tuple[tuple[Any, ...], dict[str, Any]] = mapped(
             (self.args, self.kwargs), lambda tensor: tensor.detach().to(device, copy=True)
         )
         return moved
@@ -98,7 +98,7 @@ class KeptSamples:
         def kept_for(tensor: torch.Tensor) -> torch.Tensor:
             return given[id(tensor)].to(tensor.device)
 
-        new_args, new_kwargs = _mapped((args, dict(kwargs)), kept_for)
+        new_args, new_kwargs = mapped((args, dict(kwargs)), kept_for)
         classes = None if self.classes is None else torch.tensor(self.classes)
         return Samples(new_args, new_kwargs, self.places, self.labels, classes)
 
@@ -117,7 +117,7 @@ class FirstBatch:
         self.size = first_batch_size(args, kwargs) or 0
         if not self.size:
             raise ProbeError("the model was called without a batch of samples")
-        self._args, self._kwargs = _mapped(
+        self._args, self._kwargs = mapped(
             (args, dict(kwargs)), lambda tensor: tensor.detach().clone()
         )
 
@@ -140,7 +140,7 @@ class FirstBatch:
             along = tensor.dim() > 0 and tensor.shape[0] == size
             return tensor[index.to(tensor.device)] if along else tensor
 
-        args, kwargs = _mapped((self._args, self._kwargs), taken)
+        args, kwargs = mapped((self._args, self._kwargs), taken)
         known = classes is not None and len(classes) == size
         targets = torch.tensor([int((classes or ())[i]) for i in places]) if known else None
         shown = by if usable else classes if known else None
@@ -220,7 +220,7 @@ def _as_tensors(values: Mapping[str, Any], device: torch.device) -> dict[str, to
     return found
 
 
-def _mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a nested value with a function applied to all of its tensors, to each of them once."""
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the tensors alive
 
