@@ -10,15 +10,16 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import ml_dtypes
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from comgra_decl.errors import HarvestError, UnknownNameError, did_you_mean, shown
 from comgra_decl.spec.nodes import Selectors
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
     from torch import nn
 
 FILE = "harvest.json"
-INDEX = "index"
-"""The array with the origin of each row: [rows, 3], number of the batch, sample and position."""
+ORIGINS = "@origins"
+"""The array with the number of the batch, the sample and the position of each row, [rows, 3]."""
+
+_ROOT = "@model"
+"""The array of the model itself, whose path is "". Other names do not contain `@`."""
 
 _BLOCK_BYTES = 8 << 20
 _FEWEST, _MOST = 256, 65_536
@@ -40,9 +44,6 @@ _WINDOW = 8
 """Blocks that are shuffled together."""
 
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
-
-Row = tuple[int, int]
-"""A batch and the number of its first rows that earlier blocks contain."""
 
 
 @dataclass
@@ -60,13 +61,13 @@ class _State:
         complete: whether the data set has no more rows.
     """
 
-    nodes: dict[str, int]
+    nodes: dict[str, Annotated[int, Field(ge=1)]]
     dtype: str
     role: str
     features: int
-    block: int
-    rows: int = 0
-    batch: Row = (0, 0)
+    block: Annotated[int, Field(ge=1)]
+    rows: Annotated[int, Field(ge=0)] = 0
+    batch: tuple[int, int] = (0, 0)
     complete: bool = False
 
     def save(self, folder: Path) -> None:
@@ -82,12 +83,10 @@ class _State:
             HarvestError: it contains no harvest.
         """
         try:
-            content = json.loads((folder / FILE).read_text())
-            state = cls(**{each.name: content[each.name] for each in fields(cls)})
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise HarvestError(f"{folder} contains no harvest ({error})") from None
-        state.batch = (int(state.batch[0]), int(state.batch[1]))
-        return state
+            return TypeAdapter(cls).validate_json((folder / FILE).read_text())
+        except (OSError, ValueError) as error:
+            why = str(error).splitlines()[0]
+            raise HarvestError(f"{folder} contains no harvest ({why})") from None
 
 
 class Harvest:
@@ -115,13 +114,23 @@ class Harvest:
         """Return rows of a module, [rows, features]; bfloat16 is that of ml_dtypes.
 
         Args:
-            node: path of the module, or "index" for the batch, sample and position of each row.
+            node: path of the module.
             rows: a slice or numbers of rows; by default, all.
 
         Raises:
             UnknownNameError: the module was not harvested.
         """
-        array = self._array(node)
+        return self._read(self._array(node), rows)
+
+    def origins(self, rows: slice | Sequence[int] | None = None) -> NDArray[np.int64]:
+        """Return the number of the batch, the sample and the position of rows, [rows, 3].
+
+        Args:
+            rows: a slice or numbers of rows; by default, all.
+        """
+        return self._read(_open(self.path, ORIGINS), rows)
+
+    def _read(self, array: ts.TensorStore, rows: slice | Sequence[int] | None) -> NDArray[Any]:
         chosen = slice(0, self.rows) if rows is None else rows
         if isinstance(chosen, slice):
             begin, end, step = chosen.indices(self.rows)
@@ -174,7 +183,7 @@ class Harvest:
         return array[start : min(start + self._block, self.rows)].read()
 
     def _array(self, node: str) -> ts.TensorStore:
-        if node not in self.nodes and node != INDEX:
+        if node not in self.nodes:
             hint = did_you_mean(node, self.nodes) or "."
             there = ", ".join(map(repr, self.nodes))
             raise UnknownNameError(f"{shown(node)} was not harvested{hint} There are {there}.")
@@ -425,9 +434,9 @@ class _Writer:
             folder.mkdir(parents=True, exist_ok=True)
             for node, size in state.nodes.items():
                 _create(folder, node, state.dtype, size, state.block)
-            _create(folder, INDEX, "int64", 3, state.block)
+            _create(folder, ORIGINS, "int64", 3, state.block)
             state.save(folder)
-        self._arrays = {n: _resized(_open(folder, n), _LARGE) for n in [*state.nodes, INDEX]}
+        self._arrays = {n: _resized(_open(folder, n), _LARGE) for n in [*state.nodes, ORIGINS]}
         self._held: dict[str, list[NDArray[Any]]] = {node: [] for node in self._arrays}
         self._count = self._begun = state.rows  # rows taken so far, and handed to TensorStore
         self._origins: list[tuple[int, int, int]] = []  # row, its batch, its number in the batch
@@ -458,7 +467,7 @@ class _Writer:
                     f"{node!r} has {value.shape[1]} features, but {state.nodes[node]} before"
                 )
             self._held[node].append(_array_of(value[skip:end], state.dtype))
-        self._held[INDEX].append(index[skip:end])
+        self._held[ORIGINS].append(index[skip:end])
         self._origins.append((self._count, number, skip))
         self._count += max(0, end - skip)
         while self._count - self._begun >= (take := state.block - self._begun % state.block):
@@ -530,7 +539,8 @@ _LARGE = 1 << 40
 
 
 def _name(node: str) -> str:
-    return node or "model"
+    """Return the name of an array's folder; that of a module may contain any character."""
+    return node if node == ORIGINS else quote(node, safe="") or _ROOT
 
 
 def _open(folder: Path, node: str) -> ts.TensorStore:

@@ -78,11 +78,48 @@ def test_each_position_is_a_row_and_its_origin_is_known(tmp_path: Path) -> None:
         same(found.read(f"layers.{layer}"), by_hooks(model, batches, layer))
     origins = [(0, s, p) for s in range(3) for p in range(4)]
     origins += [(1, s, p) for s in range(2) for p in range(5)]
-    assert [tuple(row) for row in found.read("index").tolist()] == origins
+    assert [tuple(row) for row in found.origins().tolist()] == origins
     assert not model.layers[0]._forward_hooks
     again = comgra.open_harvest(tmp_path / "h")
     same(again.read("layers.1", [3, 20]), by_hooks(model, batches, 1)[[3, 20]])
     same(again.read("layers.1", slice(1, 20, 3)), by_hooks(model, batches, 1)[1:20:3])
+
+
+def test_names_of_modules_are_names_of_arrays_whatever_they_are(tmp_path: Path) -> None:
+    """Among them those that the arrays of the model and of the origins could have."""
+    names = ("model", "index", "origins", "a/b", "/out", "@model", "harvest json")
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = nn.ModuleDict({name: nn.Linear(2, 2) for name in names})
+
+        def forward(self, x: Tensor) -> Tensor:
+            for part in self.parts.values():
+                x = part(x)
+            return x
+
+    torch.manual_seed(0)
+    model, x = Odd(), torch.randn(3, 2)
+    selected = ["", *(f"parts.{name}" for name in names)]
+    patterns = [{"class": "Odd"}, {"class": "Linear"}]
+    found = comgra.harvest(model, [x], tmp_path / "h", select=patterns)
+    assert [*found.nodes] == selected
+    again = comgra.open_harvest(tmp_path / "h")
+    with torch.no_grad():
+        for name in names:
+            x = model.parts[name](x)
+            same(again.read(f"parts.{name}"), x)
+        same(again.read(""), x)
+    assert {path.name for path in tmp_path.iterdir()} == {"h"}
+    assert len([*(tmp_path / "h").iterdir()]) == len(selected) + 2  # the origins, harvest.json
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"nodes": {"a": -1}}', '{"nodes": 3}', "{"])
+def test_a_damaged_description_is_no_harvest(tmp_path: Path, content: str) -> None:
+    (tmp_path / "harvest.json").write_text(content)
+    with pytest.raises(HarvestError, match="contains no harvest"):
+        comgra.open_harvest(tmp_path)
 
 
 def test_other_programs_read_the_arrays(tmp_path: Path) -> None:
@@ -102,7 +139,7 @@ def test_a_mask_leaves_out_padding(tmp_path: Path) -> None:
     for name, how in (("key", "attention_mask"), ("function", lambda b: b["attention_mask"] > 0)):
         found = comgra.harvest(model, [batch], tmp_path / name, select="layers.0", mask=how)
         same(found.read("layers.0"), everything[mask.flatten().bool().numpy()])
-        assert found.read("index")[4:, 1:].tolist() == [[1, 0], [1, 1], [2, 0]]
+        assert found.origins()[4:, 1:].tolist() == [[1, 0], [1, 1], [2, 0]]
 
 
 def test_channels_of_images_and_inputs(tmp_path: Path) -> None:
@@ -163,7 +200,7 @@ def test_a_harvest_that_is_stopped_goes_on_where_it_was(
     for layer in (0, 1):
         same(whole.read(f"layers.{layer}"), by_hooks(model, batches, layer))
     origins = [(b, s, p) for b, (n, t) in enumerate(sizes) for s in range(n) for p in range(t)]
-    assert [tuple(row) for row in whole.read("index").tolist()] == origins
+    assert [tuple(row) for row in whole.origins().tolist()] == origins
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -174,11 +211,11 @@ def test_batches_contain_every_row_once_in_order_or_shuffled(tmp_path: Path) -> 
     parts = [*found.batches("layers.0", 32)]
     assert [len(part) for part in parts] == [32] * 4 + [22]
     assert np.array_equal(np.concatenate(parts), rows)
-    shuffled = np.concatenate([*found.batches("index", 32, shuffle=3)])
-    ordered = found.read("index")
-    assert not np.array_equal(shuffled, ordered)
-    assert np.array_equal(shuffled[np.lexsort(shuffled.T[::-1])], ordered)
-    assert np.array_equal(shuffled, np.concatenate([*found.batches("index", 10, shuffle=3)]))
+    shuffled = np.concatenate([*found.batches("layers.0", 32, shuffle=3)])
+    assert not np.array_equal(shuffled, rows)
+    assert sorted(map(tuple, shuffled.tolist())) == sorted(map(tuple, rows.tolist()))
+    again = np.concatenate([*found.batches("layers.0", 10, shuffle=3)])
+    assert np.array_equal(shuffled, again)
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         next(found.batches("layers.0", 0))
 
