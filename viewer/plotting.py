@@ -7,8 +7,7 @@ and `*`, link with `holoviews.link_selections`, and return their numbers as a ta
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, overload
@@ -17,18 +16,24 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import panel as pn
-from bokeh.models import HoverTool
-from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run, at_steps, clock_of
 from comgra_decl.query.slot import Slot
-from comgra_decl.viewer.escaping import bokeh_text
-from comgra_decl.viewer.graph.layout import Band, Box, Outline, Room, Scene
-from comgra_decl.viewer.graph.places import BAND, cut, text_width
-from comgra_decl.viewer.graph.routes import routes
+from comgra_decl.viewer.elements import (
+    HIGHEST,
+    LINE,
+    as_lines,
+    cells_of,
+    edges_of,
+    overlaid,
+    picture_of,
+    styled,
+)
+from comgra_decl.viewer.graph.layout import Outline, Room
+from comgra_decl.viewer.graph_figure import GRAPH_SIZE, graph_figure
 from comgra_decl.viewer.model.distribution import cumulative, quantile
-from comgra_decl.viewer.model.drawing import Drawing, draw, limit_of
+from comgra_decl.viewer.model.drawing import Drawing, draw
 from comgra_decl.viewer.model.graph import graph_of, heat_of, node_values, scale_of, value_of
 from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.runview import RunView
@@ -37,27 +42,14 @@ from comgra_decl.viewer.model.series import smoothed
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
     BLUE,
-    GREY,
-    INK,
-    KINDS,
     LINES,
     colour_at,
     signed_colour,
-    signed_faded,
 )
 from comgra_decl.visible import visible
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 """Quantiles that `SlotPlots.distribution` shows."""
-
-_GRAPH_SIZE = 1200, 700
-"""Width and height of the area in which a graph can be read."""
-
-_TITLE = 30
-"""Height of the title above a graph."""
-
-_UNKNOWN = "#8a93a626"
-"""The fill of boxes without a value."""
 
 _DENSITY = ("#a9c3ea", BLUE)
 """Colours for few and for many points in an image."""
@@ -65,9 +57,6 @@ _DENSITY = ("#a9c3ea", BLUE)
 MOST_POINTS = 100_000
 """Number of points above which `shaded` draws an image."""
 
-_LINE, _HIGHEST, _WIDTH = 14, 700, 48
-"""Pixels for the name of a tensor in a heat map, the largest height of one, and the number of
-letters below it."""
 
 _COLOUR = (colour_at, signed_colour)
 _PLACES = (np.linspace(0, 1, 128).tolist(), np.linspace(-1, 1, 128).tolist())
@@ -138,12 +127,7 @@ class RunPlots:
         """
         table = self._run.heat(statistic, of=of, over_batch=over_batch, type=type)
         if not len(table.columns):
-            passes = [*dict.fromkeys(self._run.slots["pass"])]
-            hint = did_you_mean(of, passes) or "."
-            raise UnknownNameError(
-                f"{shown(of)} is not a pass of this run{hint} "
-                f"It has: {', '.join(map(repr, passes)) or 'none'}."
-            )
+            self._check_pass(of)
         columns: Any = table.columns
         names = [_name(node, role, iteration) for node, role, iteration, _ in columns]
         rows = np.arange(len(names))
@@ -151,14 +135,14 @@ class RunPlots:
         values = table.to_numpy(np.float64).T
         tensors = np.repeat(np.array(names, object)[:, None], len(steps), axis=1)
         mesh = hv.QuadMesh(
-            (_edges(steps), _edges(rows), values, tensors),
+            (edges_of(steps), edges_of(rows), values, tensors),
             kdims=["step", "slot"],
             vdims=[statistic, "tensor"],
             label=f"{statistic} ({of})",
         )
         scale = scale_of(values[np.isfinite(values)])
-        height = min(max(200, _LINE * len(names)), _HIGHEST)
-        every = -(-_LINE * len(names) // height)  # lines with a label
+        height = min(max(200, LINE * len(names)), HIGHEST)
+        every = -(-LINE * len(names) // height)  # lines with a label
         look = {
             "cmap": [_COLOUR[scale.diverging](place) for place in _PLACES[scale.diverging]],
             "clim": (scale.low, scale.high),
@@ -168,13 +152,22 @@ class RunPlots:
             "invert_yaxis": True,
             "ylabel": "",
         }
-        return _styled(
+        return styled(
             mesh,
             "QuadMesh",
             look,
             bokeh={"height": height, "tools": ["hover"]},
             matplotlib={"fig_inches": (7, height / 70), "aspect": None},
         )
+
+    def _check_pass(self, of: str) -> None:
+        passes = [*dict.fromkeys(self._run.slots["pass"])]
+        if of not in passes:
+            hint = did_you_mean(of, passes) or "."
+            raise UnknownNameError(
+                f"{shown(of)} is not a pass of this run{hint} "
+                f"It has: {', '.join(map(repr, passes)) or 'none'}."
+            )
 
     def graph(
         self,
@@ -185,7 +178,7 @@ class RunPlots:
         over_batch: str = "mean",
         type: str | None = None,
         expanded: Iterable[str] | None = None,
-        size: tuple[int, int] = _GRAPH_SIZE,
+        size: tuple[int, int] = GRAPH_SIZE,
     ) -> hv.Overlay:
         """Return the dependency graph at a step, drawn as in the viewer.
 
@@ -221,7 +214,7 @@ class RunPlots:
                 f"step {step} was not recorded. The steps are {steps[0]} to {steps[-1]}."
             )
         if statistic is not None:
-            self.heat(statistic, of=of, over_batch=over_batch, type=type)  # checks the names
+            self._check_pass(of)
         at = Selection(
             type=type or "",
             step=steps[-1] if step is None else step,
@@ -243,14 +236,14 @@ class RunPlots:
             )
         title = f"{self._run.name} at step {at.step}"
         if statistic is None:
-            return _scene(scene, None, title)
+            return graph_figure(scene, None, title)
+        paint, scale = heat_of(view, at, graph, scene=scene, pass_=of)
         numbers = node_values(view, at, graph, of)
         values = {box.id: value_of(box.members, numbers) for box in scene.boxes}
-        paint, scale = heat_of(view, at, graph, scene=scene, pass_=of)
         kind = ", logarithmic" if scale["log"] else ""
         ends = f"{scale['low']} to {scale['high']}{kind}"
         title = f"{statistic} ({of}) at step {at.step}, {ends}"
-        return _scene(scene, paint, title, values={statistic: values})
+        return graph_figure(scene, paint, title, values={statistic: values})
 
     def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
         """Return metrics by step: an overlay of curves of `value`, keyed by `metric`.
@@ -277,7 +270,7 @@ class RunPlots:
         curves = {
             visible(n): _metric(table[table["name"] == n], "value", smoothing) for n in chosen
         }
-        return _overlay(curves, "metric")
+        return overlaid(curves, "metric")
 
     def picture(
         self,
@@ -322,17 +315,17 @@ class RunPlots:
                 [*map(str, mine if mine else range(size))]
                 for mine, size in zip(labels, values.shape, strict=True)
             ]
-            return _cells(values, axes, names, label)
+            return cells_of(values, axes, names, label)
         if values.ndim == 2:
-            return _picture(Drawing("map", values, "", down=axes[0], across=axes[1]), label)
+            return picture_of(Drawing("map", values, "", down=axes[0], across=axes[1]), label)
         places = labels[0] or [*range(len(values))]
         table = pd.DataFrame({axes[0]: places, name: values})
         if any(isinstance(place, str) for place in places):
             bars = hv.Bars(table, axes[0], name, label=label)
             size = {"fig_inches": (max(6.0, 0.2 * len(places)), 5.0)}
             look = {"color": BLUE, "xrotation": 90}
-            return _styled(bars, "Bars", look, bokeh={"height": 360}, matplotlib=size)
-        return _lines(hv.Curve(table, axes[0], name, label=label))
+            return styled(bars, "Bars", look, bokeh={"height": 360}, matplotlib=size)
+        return as_lines(hv.Curve(table, axes[0], name, label=label))
 
     def effects(
         self, name: str, *, step: int | None = None, share: bool = False
@@ -354,7 +347,7 @@ class RunPlots:
         axes = [str(axis) for axis in table.index.names if axis != "step"]
         if not axes:
             curve = pd.DataFrame({"step": table.index, "effect": table["mean"].to_numpy()})
-            return _lines(hv.Curve(curve, "step", "effect", label=name))
+            return as_lines(hv.Curve(curve, "step", "effect", label=name))
         at = int(table.index.get_level_values("step").max()) if step is None else step
         now = self._run.effects(name, at, share=share)["mean"].droplevel("step")
         rows, *others = ([*map(str, now.index.get_level_values(axis))] for axis in axes)
@@ -364,7 +357,7 @@ class RunPlots:
         for row, column, value in zip(rows, columns, now.to_numpy(np.float64), strict=True):
             values[names[0].index(row), names[1].index(column)] = value
         across = ", ".join(axes[1:]) or "effect of each"
-        return _cells(values, [axes[0], across], names, f"{name} at step {at}", value="effect")
+        return cells_of(values, [axes[0], across], names, f"{name} at step {at}", value="effect")
 
     def cloud(
         self,
@@ -404,7 +397,7 @@ class RunPlots:
         look: dict[str, Any] = {"color": "category", "cmap": list(LINES)}
         if not any(points["category"]):
             look = {"color": BLUE}
-        return _styled(
+        return styled(
             found, "Points", look, bokeh={"size": 6, "tools": ["hover"]}, matplotlib={"s": 20}
         )
 
@@ -426,7 +419,7 @@ class SlotPlots:
         series = self._slot.series(statistic, over_batch=over_batch, type=type)
         table = pd.DataFrame({"step": series.index, statistic: series.to_numpy()})
         curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
-        return _lines(curve)
+        return as_lines(curve)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
         """Return a statistic for each recorded sample by step, keyed by `sample`."""
@@ -439,14 +432,14 @@ class SlotPlots:
             )
             for number in table.columns
         }
-        return _overlay(curves, "sample")
+        return overlaid(curves, "sample")
 
     def histogram(self, step: int, *, type: str | None = None) -> hv.Histogram:
         """Return the histogram of the values at a step; its dimensions are `value` and `count`."""
         counts, edges = self._slot.histogram(step, type=type)
         label = f"{_label(self._slot)} at step {step}"
         found = hv.Histogram((edges, counts), kdims=["value"], vdims=["count"], label=label)
-        return _styled(
+        return styled(
             found, "Histogram", {"color": BLUE}, bokeh={"line_color": None, "height": 300}
         )
 
@@ -477,7 +470,7 @@ class SlotPlots:
             )
         drawing = draw(found, sample=sample, picture=self._slot.kind == "input")
         label = f"{_label(self._slot)} at step {found.step}: {drawing.facts}"
-        return _picture(drawing, label)
+        return picture_of(drawing, label)
 
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
         """Return the values' distribution by step: median, quartiles, and 5% and 95% quantiles.
@@ -493,7 +486,7 @@ class SlotPlots:
         table = pd.DataFrame(found, columns=["p5", "p25", "p50", "p75", "p95"])
         table.insert(0, "step", steps)
         bands = [
-            _styled(
+            styled(
                 hv.Area(table, "step", [low, high], label=label),
                 "Area",
                 {"color": BLUE, "alpha": alpha},
@@ -506,9 +499,9 @@ class SlotPlots:
             )
         ]
         median = hv.Curve(table, "step", "p50", label="median")
-        overlay = bands[0] * bands[1] * _styled(median, "Curve", {"color": BLUE})
+        overlay = bands[0] * bands[1] * styled(median, "Curve", {"color": BLUE})
         look = {"title": _label(self._slot), "ylabel": "value", "show_legend": True}
-        return _styled(overlay, "Overlay", look, bokeh={"height": 300})
+        return styled(overlay, "Overlay", look, bokeh={"height": 300})
 
 
 class GroupPlots:
@@ -554,7 +547,7 @@ class GroupPlots:
                 steps = table["step"].to_numpy(np.int64)
                 places = steps if x == "step" else at_steps(clocks[run], steps, x)
                 curves[run] = _metric(table.assign(**{x: places}), name, smoothing, x=x)
-        return _overlay(curves, "run")
+        return overlaid(curves, "run")
 
     def series(
         self,
@@ -575,7 +568,7 @@ class GroupPlots:
             )
             for run in table.columns
         }
-        return _overlay(curves, "run")
+        return overlaid(curves, "run")
 
     def settings(self, setting: str, kpi: str) -> hv.Points:
         """Return the runs as points, with a setting on one axis and the last value of a metric.
@@ -604,7 +597,7 @@ class GroupPlots:
             _check_metric(kpi, there)
         points = pd.DataFrame(rows, columns=[setting, kpi, "run"])
         found = hv.Points(points, kdims=[setting, kpi], vdims=["run"])
-        return _styled(
+        return styled(
             found,
             "Points",
             {"color": BLUE},
@@ -689,7 +682,7 @@ def shaded(element: Any, *, dynamic: bool = True) -> Any:
             "color_key": [*LINES] * many,
         }
     image = datashade(element, dynamic=dynamic, **colours)
-    return _styled(image, "RGB", {}, bokeh={"height": 300})
+    return styled(image, "RGB", {}, bokeh={"height": 300})
 
 
 def use(backend: str) -> None:
@@ -719,275 +712,11 @@ def _check_metric(name: str, there: Iterable[str]) -> None:
         )
 
 
-def _picture(drawing: Drawing, label: str) -> Any:
-    """Return a drawing of the viewer as an element."""
-    across, down = drawing.across or "column", drawing.down or "row"
-    if drawing.form in ("bars", "line"):
-        values = drawing.image[0]
-        kind = hv.Bars if drawing.form == "bars" else hv.Curve
-        made = kind((np.arange(len(values)), values), across, "value", label=label)
-        return _styled(made, kind.__name__, {"color": BLUE}, bokeh={"height": 300})
-    rows, columns = drawing.image.shape
-    look = {"invert_yaxis": True, "title": label}
-    down = f"{down} (down)" if down == across else down  # dimensions need different names
-    place = {"bounds": (0, 0, columns, rows), "kdims": [across, down]}
-    if drawing.rgba is not None:
-        channels = drawing.rgba.view(np.uint8).reshape(rows, columns, 4)[::-1]
-        return _styled(hv.RGB(channels, label=label, **place), "RGB", look, bokeh={"height": 360})
-    image = hv.Image(drawing.image[::-1], vdims=["value"], label=label, **place)
-    limit = limit_of(drawing.image)
-    colours = {"cmap": signed_faded(), "clim": (-limit, limit), "colorbar": True}
-    return _styled(
-        image, "Image", look | colours, bokeh={"height": 360, "tools": ["hover"]},
-        matplotlib={"aspect": None},
-    )  # fmt: skip
-
-
 def _with_outer(groups: Iterable[str]) -> Iterator[str]:
     """Yield the groups and those that contain them."""
     for group in groups:
         parts = group.split(".")
         yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
-
-
-def _scene(
-    scene: Scene,
-    paint: Mapping[str, Mapping[str, Any]] | None,
-    title: str,
-    *,
-    values: Mapping[str, Mapping[str, float | None]] | None = None,
-) -> hv.Overlay:
-    """Return a drawing of the graph, with the colours of `heat_of` or those of the kinds.
-
-    Args:
-        scene: the drawing.
-        paint: colour and text of each box; None for the colours of the kinds.
-        title: the title.
-        values: a statistic, and its value in each box.
-    """
-    more = values or {}
-    place = {"kdims": ["x", "y"]}
-    ways: dict[bool, list[Any]] = {True: [], False: []}
-    for (_, _, gradient), line in zip(scene.edges, routes(scene), strict=True):
-        ways[gradient].append(line)
-    thin = {"color": GREY}
-    edges = _styled(
-        hv.Path(ways[True], **place),
-        "Path", thin, bokeh={"line_width": 1}, matplotlib={"linewidth": 0.8},
-    )  # fmt: skip
-    loose = _styled(
-        hv.Path(ways[False], **place),
-        "Path", thin,
-        bokeh={"line_width": 1, "line_dash": "dashed"},
-        matplotlib={"linewidth": 0.8, "linestyle": "dashed"},
-    )  # fmt: skip
-    rows: list[tuple[Any, ...]] = []
-    for box in scene.boxes:
-        mine = None if paint is None else paint.get(box.id)
-        fill = _UNKNOWN if paint is not None else f"{KINDS[box.kind]}38"
-        text = "" if mine is None else mine["text"]
-        corners = (box.x, box.y, box.x + box.w, box.y + box.h)
-        colours = fill if mine is None else mine["fill"], KINDS[box.kind]
-        numbers = [math.nan if (v := each[box.id]) is None else v for each in more.values()]
-        rows.append((*corners, visible(box.id), box.kind, text, *colours, *numbers))
-    rectangles = _styled(
-        hv.Rectangles(
-            rows, kdims=["x", "y", "right", "bottom"],
-            vdims=["box", "kind", "shown", "fill", "edge", *more],
-        ),
-        "Rectangles", {},
-        bokeh={
-            "color": "fill", "line_color": "edge",
-            "tools": [HoverTool(tooltips=[("", "@box"), ("kind", "@kind"), ("value", "@shown")])],
-        },
-        matplotlib={"facecolor": "fill", "edgecolor": "edge", "linewidth": 1},
-    )  # fmt: skip
-    texts = [
-        (box.x + box.w / 2, box.y + box.h / 2, _fitting(box, row[6]), _ink(row[7]))
-        for box, row in zip(scene.boxes, rows, strict=True)
-    ]
-    heads = [
-        (band.x + band.w / 2, scene.rows[band.row][0] - BAND * (_levels(scene, band) - 0.4),
-         cut(visible(band.label), band.w), INK)
-        for band in scene.bands
-    ]  # fmt: skip
-    texts += heads
-    paper = _styled(  # edges must not cross the names of groups
-        hv.Rectangles(
-            [(x - w / 2, y - 8, x + w / 2, y + 8)
-             for x, y, name, _ in heads for w in [text_width(name) + 4]],
-            kdims=["x", "y", "right", "bottom"],
-        ),
-        "Rectangles", {},
-        bokeh={"color": "#ffffff", "line_alpha": 0, "alpha": 0.85},
-        matplotlib={"facecolor": "#ffffff", "edgecolor": "none", "alpha": 0.85},
-    )  # fmt: skip
-    labels = _styled(
-        hv.Labels(texts, kdims=["x", "y"], vdims=["text", "colour"]),
-        "Labels", {},
-        bokeh={"text_color": "colour", "text_font_size": "11px"},
-        matplotlib={"color": "colour", "size": 7.5},
-    )  # fmt: skip
-    spans = [
-        (band.x, y, band.x + band.w, y)
-        for band in scene.bands
-        for y in [scene.rows[band.row][0] - BAND * (_levels(scene, band) - 0.9)]
-    ]
-    brackets = _styled(
-        hv.Segments(spans, kdims=["x", "y", "right", "bottom"]),
-        "Segments", {"color": GREY}, bokeh={"line_width": 1}, matplotlib={"linewidth": 0.8},
-    )  # fmt: skip
-    whole = edges * loose * brackets * paper * rectangles * labels
-    width, height = round(scene.width), round(scene.height)
-    look = {
-        "title": visible(title), "fontsize": {"title": 10}, "xaxis": None, "yaxis": None,
-        "invert_yaxis": True, "show_frame": False,
-        "xlim": (0, scene.width), "ylim": (0, scene.height),
-    }  # fmt: skip
-    whole = whole.opts(
-        hv.opts.Overlay(
-            **look, hooks=[_literal], width=width, height=height + _TITLE, backend="bokeh"
-        )
-    )
-    if "matplotlib" in hv.Store.renderers:
-        inches = width / 72, (height + _TITLE) / 72
-        whole = whole.opts(
-            hv.opts.Overlay(**look, fig_inches=inches, aspect="equal", backend="matplotlib")
-        )
-    return whole
-
-
-def _levels(scene: Scene, band: Band) -> int:
-    """Return the line of a band, counted upwards from its row."""
-    return max(each.level for each in scene.bands if each.row == band.row) - band.level + 1
-
-
-def _fitting(box: Box, text: str) -> str:
-    """Return the label of a box, with its number of members and its value."""
-    count = f" \u00d7{box.repeat}" if box.repeat > 1 else ""
-    if box.folded and not box.plain and box.repeat == 1:
-        count = f" ({box.count})"
-    label = cut(visible(box.label), box.w - 8 - text_width(count)) + count
-    return f"{label}\n{text}" if text else label
-
-
-def _ink(fill: str) -> str:
-    """Return black or white, whichever has more contrast with a fill; black if it is faint."""
-    if len(fill) > len("#rrggbb"):
-        return "#1c2230"
-    red, green, blue = (int(fill[i : i + 2], 16) for i in (1, 3, 5))
-    return "#1c2230" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "#ffffff"
-
-
-def _cells(
-    values: NDArray[np.float64],
-    axes: list[str],
-    names: list[list[str]],
-    label: str,
-    *,
-    value: str = "value",
-) -> hv.QuadMesh:
-    """Return rows and columns with names, such as nodes or steps; the first row is on top.
-
-    The dimensions are `column`, `row`, the value, and the names under those of the axes. This is
-    not an `hv.HeatMap`, because Matplotlib draws the rows of one in another order than their names.
-    """
-    down = f"{axes[0]} (down)" if axes[0] == axes[1] else axes[0]
-    rows, columns = np.meshgrid(*(np.array(each, object) for each in names), indexing="ij")
-    edges = [_edges(np.arange(size)) for size in values.shape]
-    found = hv.QuadMesh(
-        (edges[1], edges[0], values, rows, columns),
-        kdims=["column", "row"],
-        vdims=[value, down, axes[1]],
-        label=label,
-    )
-    largest = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
-    high = min(max(200, _LINE * len(names[0]) + 100), _HIGHEST)
-    look = {
-        "cmap": signed_faded(), "clim": (-largest, largest), "colorbar": True,
-        "xlabel": axes[1], "ylabel": down, "invert_yaxis": True,
-        "xticks": [*enumerate(names[1])], "yticks": [*enumerate(names[0])],
-        "xrotation": 90 if sum(map(len, names[1])) > _WIDTH else 0,
-    }  # fmt: skip
-    inches = max(7.0, 0.2 * len(names[1]) + 2), high / 70
-    return _styled(
-        found, "QuadMesh", look,
-        bokeh={"height": high, "tools": ["hover"]},
-        matplotlib={"fig_inches": inches, "aspect": None},
-    )  # fmt: skip
-
-
-def _overlay(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:
-    lines = {key: _lines(curve) for key, curve in curves.items()}
-    overlay = hv.NdOverlay(lines, kdims=[dimension], sort=False)
-    overlay = _styled(overlay, "Curve", {"color": hv.Cycle(list(LINES))}, bokeh={"height": 300})
-    return _styled(overlay, "NdOverlay", {"legend_position": "right"}, bokeh={"height": 300})
-
-
-def _lines(curve: hv.Curve) -> hv.Curve:
-    return _styled(
-        curve, "Curve", {"hooks": [_mark_isolated]}, bokeh={"height": 300, "tools": ["hover"]}
-    )
-
-
-def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
-    """Draw a marker for each point without neighbours, which a line would not show."""
-    x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
-    known = np.pad(np.isfinite(y), 1)
-    alone = known[1:-1] & ~known[:-2] & ~known[2:]
-    if not alone.any():
-        return
-    if plot.backend == "bokeh":
-        colour = plot.handles["glyph"].line_color
-        plot.handles["plot"].scatter(x[alone], y[alone], size=5, color=colour)
-    else:
-        colour = plot.handles["artist"].get_color()
-        plot.handles["axis"].plot(x[alone], y[alone], "o", markersize=4, color=colour)
-
-
-def _styled(
-    element: Any,
-    kind: str,
-    look: Mapping[str, Any],
-    *,
-    bokeh: Mapping[str, Any] | None = None,
-    matplotlib: Mapping[str, Any] | None = None,
-) -> Any:
-    """Return an element with options of one kind of element for each available backend.
-
-    Args:
-        element: the element.
-        kind: the kind of element whose options are set.
-        look: options for all backends.
-        bokeh: additional options for Bokeh; a height makes the plot as wide as its page.
-        matplotlib: additional options for Matplotlib.
-    """
-    build = getattr(hv.opts, kind)
-    more = dict(bokeh or {})
-    if "height" in more:
-        more["responsive"] = True
-    hooks = [*look.get("hooks", ()), _literal]
-    if kind == "Curve" and "hooks" not in look:
-        hooks = [_mark_isolated, *hooks]  # options that are set later replace earlier ones
-    element = element.opts(build(**{**look, **more, "hooks": hooks}, backend="bokeh"))
-    if "matplotlib" in hv.Store.renderers:
-        element = element.opts(build(**look, **(matplotlib or {}), backend="matplotlib"))
-    return element
-
-
-def _literal(plot: Any, _: Any) -> None:
-    """Show names in titles and at axes as they are: Bokeh would read `$$` in them as TeX."""
-    figure = plot.handles.get("plot")
-    if figure is None:
-        return
-    if figure.title is not None and isinstance(figure.title.text, str):
-        figure.title.text = bokeh_text(figure.title.text)
-    for axis in figure.axis:
-        if isinstance(axis.axis_label, str):
-            axis.axis_label = bokeh_text(axis.axis_label)
-        labels = axis.major_label_overrides
-        if all(isinstance(text, str) for text in labels.values()):  # else they are literal already
-            axis.major_label_overrides = {at: bokeh_text(text) for at, text in labels.items()}
 
 
 def _label(slot: Slot) -> str:
@@ -1003,12 +732,3 @@ def _name(node: str, role: str, iteration: int, pass_: str = "forward") -> str:
         pass_ if pass_ != "forward" else "",
     ]
     return visible(", ".join(filter(None, parts)))
-
-
-def _edges(positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the edges of cells, which lie halfway between neighbours."""
-    if len(positions) == 1:
-        return np.array([positions[0] - 0.5, positions[0] + 0.5])
-    middle = (positions[1:] + positions[:-1]) / 2
-    first, last = 2 * positions[0] - middle[0], 2 * positions[-1] - middle[-1]
-    return np.concatenate([[first], middle, [last]])

@@ -1,0 +1,166 @@
+"""HoloViews elements with the look of the viewer, for `run.plot` and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import holoviews as hv
+import numpy as np
+from numpy.typing import NDArray
+
+from comgra_decl.viewer.escaping import bokeh_text
+from comgra_decl.viewer.model.drawing import Drawing, limit_of
+from comgra_decl.viewer.palette import BLUE, LINES, signed_faded
+
+LINE, HIGHEST = 14, 700
+"""Pixels for the name of a row, and the largest height of an element with names."""
+
+_LETTERS = 48
+"""Number of letters that have room below an element."""
+
+
+def overlaid(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:
+    """Return curves in one figure, keyed by a dimension."""
+    lines = {key: as_lines(curve) for key, curve in curves.items()}
+    overlay = hv.NdOverlay(lines, kdims=[dimension], sort=False)
+    overlay = styled(overlay, "Curve", {"color": hv.Cycle(list(LINES))}, bokeh={"height": 300})
+    return styled(overlay, "NdOverlay", {"legend_position": "right"}, bokeh={"height": 300})
+
+
+def as_lines(curve: hv.Curve) -> hv.Curve:
+    """Return a curve drawn as a line, with a marker for each point without neighbours."""
+    return styled(
+        curve, "Curve", {"hooks": [_mark_isolated]}, bokeh={"height": 300, "tools": ["hover"]}
+    )
+
+
+def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
+    """Draw a marker for each point without neighbours, which a line would not show."""
+    x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
+    known = np.pad(np.isfinite(y), 1)
+    alone = known[1:-1] & ~known[:-2] & ~known[2:]
+    if not alone.any():
+        return
+    if plot.backend == "bokeh":
+        colour = plot.handles["glyph"].line_color
+        plot.handles["plot"].scatter(x[alone], y[alone], size=5, color=colour)
+    else:
+        colour = plot.handles["artist"].get_color()
+        plot.handles["axis"].plot(x[alone], y[alone], "o", markersize=4, color=colour)
+
+
+def styled(
+    element: Any,
+    kind: str,
+    look: Mapping[str, Any],
+    *,
+    bokeh: Mapping[str, Any] | None = None,
+    matplotlib: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return an element with options of one kind of element for each available backend.
+
+    Args:
+        element: the element.
+        kind: the kind of element whose options are set.
+        look: options for all backends.
+        bokeh: additional options for Bokeh; a height makes the plot as wide as its page.
+        matplotlib: additional options for Matplotlib.
+    """
+    build = getattr(hv.opts, kind)
+    more = dict(bokeh or {})
+    if "height" in more:
+        more["responsive"] = True
+    hooks = [*look.get("hooks", ()), literal]
+    if kind == "Curve" and "hooks" not in look:
+        hooks = [_mark_isolated, *hooks]  # options that are set later replace earlier ones
+    element = element.opts(build(**{**look, **more, "hooks": hooks}, backend="bokeh"))
+    if "matplotlib" in hv.Store.renderers:
+        element = element.opts(build(**look, **(matplotlib or {}), backend="matplotlib"))
+    return element
+
+
+def literal(plot: Any, _: Any) -> None:
+    """Show names in titles and at axes as they are: Bokeh would read `$$` in them as TeX."""
+    figure = plot.handles.get("plot")
+    if figure is None:
+        return
+    if figure.title is not None and isinstance(figure.title.text, str):
+        figure.title.text = bokeh_text(figure.title.text)
+    for axis in figure.axis:
+        if isinstance(axis.axis_label, str):
+            axis.axis_label = bokeh_text(axis.axis_label)
+        labels = axis.major_label_overrides
+        if all(isinstance(text, str) for text in labels.values()):  # else they are literal already
+            axis.major_label_overrides = {at: bokeh_text(text) for at, text in labels.items()}
+
+
+def picture_of(drawing: Drawing, label: str) -> Any:
+    """Return a drawing of the viewer as an element."""
+    across, down = drawing.across or "column", drawing.down or "row"
+    if drawing.form in ("bars", "line"):
+        values = drawing.image[0]
+        kind = hv.Bars if drawing.form == "bars" else hv.Curve
+        made = kind((np.arange(len(values)), values), across, "value", label=label)
+        return styled(made, kind.__name__, {"color": BLUE}, bokeh={"height": 300})
+    rows, columns = drawing.image.shape
+    look = {"invert_yaxis": True, "title": label}
+    down = f"{down} (down)" if down == across else down  # dimensions need different names
+    place = {"bounds": (0, 0, columns, rows), "kdims": [across, down]}
+    if drawing.rgba is not None:
+        channels = drawing.rgba.view(np.uint8).reshape(rows, columns, 4)[::-1]
+        return styled(hv.RGB(channels, label=label, **place), "RGB", look, bokeh={"height": 360})
+    image = hv.Image(drawing.image[::-1], vdims=["value"], label=label, **place)
+    limit = limit_of(drawing.image)
+    colours = {"cmap": signed_faded(), "clim": (-limit, limit), "colorbar": True}
+    return styled(
+        image, "Image", look | colours, bokeh={"height": 360, "tools": ["hover"]},
+        matplotlib={"aspect": None},
+    )  # fmt: skip
+
+
+def cells_of(
+    values: NDArray[np.float64],
+    axes: list[str],
+    names: list[list[str]],
+    label: str,
+    *,
+    value: str = "value",
+) -> hv.QuadMesh:
+    """Return rows and columns with names, such as nodes or steps; the first row is on top.
+
+    The dimensions are `column`, `row`, the value, and the names under those of the axes. This is
+    not an `hv.HeatMap`, because Matplotlib draws the rows of one in another order than their names.
+    """
+    down = f"{axes[0]} (down)" if axes[0] == axes[1] else axes[0]
+    rows, columns = np.meshgrid(*(np.array(each, object) for each in names), indexing="ij")
+    edges = [edges_of(np.arange(size)) for size in values.shape]
+    found = hv.QuadMesh(
+        (edges[1], edges[0], values, rows, columns),
+        kdims=["column", "row"],
+        vdims=[value, down, axes[1]],
+        label=label,
+    )
+    largest = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
+    high = min(max(200, LINE * len(names[0]) + 100), HIGHEST)
+    look = {
+        "cmap": signed_faded(), "clim": (-largest, largest), "colorbar": True,
+        "xlabel": axes[1], "ylabel": down, "invert_yaxis": True,
+        "xticks": [*enumerate(names[1])], "yticks": [*enumerate(names[0])],
+        "xrotation": 90 if sum(map(len, names[1])) > _LETTERS else 0,
+    }  # fmt: skip
+    inches = max(7.0, 0.2 * len(names[1]) + 2), high / 70
+    return styled(
+        found, "QuadMesh", look,
+        bokeh={"height": high, "tools": ["hover"]},
+        matplotlib={"fig_inches": inches, "aspect": None},
+    )  # fmt: skip
+
+
+def edges_of(positions: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the edges of cells, which lie halfway between neighbours."""
+    if len(positions) == 1:
+        return np.array([positions[0] - 0.5, positions[0] + 0.5])
+    middle = (positions[1:] + positions[:-1]) / 2
+    first, last = 2 * positions[0] - middle[0], 2 * positions[-1] - middle[-1]
+    return np.concatenate([[first], middle, [last]])
