@@ -310,7 +310,7 @@ class RunPlots:
         when = "" if at is None else f"step {at}"
         label = " \u00b7 ".join(filter(None, [name, found.node, when]))
         labels = [found.labels.get(axis) for axis in axes]
-        if values.ndim == 2 and any(labels):
+        if values.ndim == 2 and (any(labels) or name == "confusion"):
             names = [
                 [*map(str, mine if mine else range(size))]
                 for mine, size in zip(labels, values.shape, strict=True)

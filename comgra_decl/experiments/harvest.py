@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import tensorstore as ts
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from comgra_decl.errors import HarvestError, UnknownNameError, did_you_mean, shown
 from comgra_decl.spec.nodes import Selectors
@@ -115,10 +115,11 @@ class Harvest:
 
         Args:
             node: path of the module.
-            rows: a slice or numbers of rows; by default, all.
+            rows: a slice, numbers of rows, or a bool mask; by default, all.
 
         Raises:
             UnknownNameError: the module was not harvested.
+            IndexError: there is no such row.
         """
         return self._read(self._array(node), rows)
 
@@ -137,7 +138,15 @@ class Harvest:
             if step != 1:
                 return np.asarray(array[np.arange(begin, end, step)].read().result())
             return np.asarray(array[begin : max(begin, end)].read().result())
-        return np.asarray(array[np.asarray(chosen, np.int64)].read().result())
+        places = np.asarray(chosen)
+        if places.dtype == bool:
+            if places.shape != (self.rows,):
+                raise IndexError(f"the mask has the shape {places.shape}, not ({self.rows},)")
+            places = np.flatnonzero(places)
+        places = places.astype(np.int64)
+        if places.size and not -self.rows <= places.min() <= places.max() < self.rows:
+            raise IndexError(f"there are rows 0 to {self.rows - 1}, got {places.tolist()[:5]}")
+        return np.asarray(array[places % max(self.rows, 1)].read().result())
 
     def batches(
         self, node: str, size: int, *, shuffle: int | None = None
@@ -237,6 +246,8 @@ def harvest(
     _check_arguments(role=role, dtype=dtype, rows=rows)
     folder = Path(path)
     modules = _selected(model, select)
+    if folder.exists() and not folder.is_dir():
+        raise HarvestError(f"{folder} is a file, not a folder")
     state = _State.load(folder) if (folder / FILE).exists() else None
     if state is None and folder.exists() and any(folder.iterdir()):
         raise HarvestError(f"{folder} is not empty and contains no harvest; choose another folder")
@@ -268,8 +279,8 @@ def _check_arguments(*, role: str, dtype: str | None, rows: int | None) -> None:
         raise ValueError(f"role must be 'output' or 'input', got {role!r}")
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(map(repr, _DTYPES))}, got {dtype!r}")
-    if rows is not None and rows < 1:
-        raise ValueError(f"rows must be at least 1, got {rows}")
+    if rows is not None and (not isinstance(rows, int) or rows < 1):
+        raise ValueError(f"rows must be a whole number of at least 1, got {rows!r}")
 
 
 def open_harvest(path: str | Path) -> Harvest:
@@ -287,7 +298,11 @@ def open_harvest(path: str | Path) -> Harvest:
 def _selected(model: nn.Module, select: Any) -> dict[str, nn.Module]:
     from comgra_decl.hooks.plans import facts_of
 
-    selectors = TypeAdapter(Selectors).validate_python(select)
+    try:
+        selectors = TypeAdapter(Selectors).validate_python(select)
+    except ValidationError as error:
+        why = "; ".join(each["msg"] for each in error.errors())
+        raise HarvestError(f"select: {why}, got {select!r}") from None
     modules = dict(model.named_modules())
     facts = [facts_of(path, module) for path, module in modules.items()]
     found = {f.path: modules[f.path] for f in facts if is_selected(selectors, f)}
@@ -328,16 +343,19 @@ def _hooked(
     def keep(path: str, value: Any) -> None:
         tensors = (tensor for _, tensor in tensors_in(value))
         first = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
-        if first is not None:
-            found.setdefault(path, first.detach())
+        if first is not None and path not in found:
+            found[path] = first.detach().clone()  # the next module may change it in place
 
-    def hook(path: str) -> Callable[..., None]:
-        if role == "input":
-            return lambda _, args, kwargs, __: keep(path, (args, kwargs))
-        return lambda _, __, ___, output: keep(path, output)
+    def before(path: str) -> Callable[..., None]:
+        return lambda _, args, kwargs: keep(path, (args, kwargs))
+
+    def after(path: str) -> Callable[..., None]:
+        return lambda _, __, output: keep(path, output)
 
     handles = [
-        module.register_forward_hook(hook(path), with_kwargs=True)
+        module.register_forward_pre_hook(before(path), with_kwargs=True)
+        if role == "input"
+        else module.register_forward_hook(after(path))
         for path, module in modules.items()
     ]
     try:
@@ -382,6 +400,8 @@ def _rows(
     kept = np.arange(int(np.prod(places)))
     if mask is not None:
         chosen = torch.as_tensor(mask)
+        if chosen.is_floating_point():
+            raise HarvestError("the mask must contain bools or whole numbers, got floats")
         if tuple(chosen.shape) != places:
             raise HarvestError(
                 f"the mask has the shape {list(chosen.shape)}, but there are rows of {list(places)}"
@@ -459,6 +479,11 @@ class _Writer:
             skip: how many of the rows are stored already.
         """
         state, end = self._state, len(index)
+        if skip > end:
+            raise HarvestError(
+                f"batch {number} has {end} rows, but {skip} of it are stored: the data set is not "
+                "the one with which this harvest began"
+            )
         if self._most is not None:
             end = min(end, skip + self._most - self._count)
         for node, value in table.items():

@@ -87,10 +87,13 @@ class Recording:
 
 
 def log_numbers(metrics: Mapping[str, Any], *, prefix: str = "") -> None:
-    """Log the numbers among what a framework logs, if a run is being recorded."""
+    """Log the numbers among what a framework logs, if a run is being recorded.
+
+    A metric called `loss` becomes `logged/loss`, because the loss of each step has this name.
+    """
     for name, value in metrics.items():
         if _is_number(value):
-            kpi(f"{prefix}{name}", value)
+            kpi("logged/loss" if prefix + name == "loss" else f"{prefix}{name}", value)
 
 
 def saved(config: Mapping[str, Any]) -> dict[str, Any]:

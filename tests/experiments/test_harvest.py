@@ -153,6 +153,30 @@ def test_channels_of_images_and_inputs(tmp_path: Path) -> None:
     same(given_.read("0"), x.permute(0, 2, 3, 1).reshape(-1, 2))
 
 
+@pytest.mark.parametrize("role", ["output", "input"])
+def test_what_is_changed_in_place_afterwards_is_stored_as_it_was(tmp_path: Path, role: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.ReLU(inplace=True)), torch.randn(6, 4)
+    node = "0" if role == "output" else "1"
+    found = comgra.harvest(model, [x], tmp_path / "h", select=node, role=role)
+    with torch.no_grad():
+        wanted = model[0](x)
+    assert wanted.min() < 0
+    same(found.read(node), wanted)
+
+
+def test_rows_are_chosen_as_in_numpy(tmp_path: Path) -> None:
+    model, batches = net(), words((3, 4))
+    found = comgra.harvest(model, batches, tmp_path / "h", select="layers.0")
+    rows = found.read("layers.0")
+    mask = rows[:, 0] > 0
+    for chosen in (mask, [-1, 3], slice(-4, None), slice(2, 2), np.array([], np.int64)):
+        assert np.array_equal(found.read("layers.0", chosen), rows[chosen])
+    for wrong in ([12], [-13], np.ones(3, bool)):
+        with pytest.raises(IndexError):
+            found.read("layers.0", wrong)
+
+
 def test_bfloat16_is_stored_bit_by_bit(tmp_path: Path) -> None:
     model, batches = net().to(torch.bfloat16), words((3, 4))
     found = comgra.harvest(model, batches, tmp_path / "h", select="layers.0")
@@ -226,8 +250,13 @@ def test_batches_contain_every_row_once_in_order_or_shuffled(tmp_path: Path) -> 
         ({"select": "layer.*"}, "'layer.\\*' matches no module.*did you mean"),
         ({"select": ["layers.0", "head"]}, r"'head' has rows of the shape \[3\], but 'layers.0'"),
         ({"select": "layers.0", "mask": "mask"}, "a batch has no 'mask'"),
-        ({"select": "layers.0", "mask": lambda _: torch.ones(2)}, r"mask has the shape \[2\]"),
+        (
+            {"select": "layers.0", "mask": lambda _: torch.ones(2, dtype=bool)},
+            r"mask has the shape \[2\]",
+        ),
         ({"select": "layers.0", "features": 4}, r"no dim 4"),
+        ({"select": {"klass": "Linear"}}, "select: .*klass"),
+        ({"select": "layers.0", "mask": lambda _: torch.ones(3, 4)}, "bools or whole numbers"),
     ],
 )
 def test_what_cannot_be_harvested_is_said(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
@@ -253,6 +282,11 @@ def test_folders_are_not_mixed_up(tmp_path: Path) -> None:
         comgra.harvest(model, [], tmp_path / "empty", select="layers.0")
     with pytest.raises(UnknownNameError, match=r"'layers\.1' was not harvested"):
         comgra.open_harvest(tmp_path / "h").read("layers.1")
+    (tmp_path / "file").touch()
+    with pytest.raises(HarvestError, match="is a file, not a folder"):
+        comgra.harvest(model, batches, tmp_path / "file", select="layers.0")
+    with pytest.raises(HarvestError, match="is not the one with which this harvest began"):
+        comgra.harvest(model, words((1, 2)), tmp_path / "h", select="layers.0")
     with pytest.raises(ValueError, match=r"dtype must be one of 'bfloat16'.*got 'int8'"):
         comgra.harvest(model, batches, tmp_path / "h", select="layers.0", dtype="int8")
 

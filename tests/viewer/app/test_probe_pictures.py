@@ -231,6 +231,7 @@ def test_plotted_pictures_name_nodes_and_steps(probed: RunView) -> None:
     steps = run.picture("likeness_over_steps", node="0").labels["step"]
     assert {*over["step"]} == {*map(str, steps)}
     confusion = plots.picture("confusion").dframe()
+    assert {*confusion["class"]} == {"0", "1", "2"}
     assert confusion["value"].sum() == len(run.samples(4, type="probe:eyes"))  # of one step
     flow = run.picture("flow", 4).labels["node"]
     assert len({*flow}) == len(flow)
