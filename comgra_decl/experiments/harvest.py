@@ -43,6 +43,9 @@ _FEWEST, _MOST = 256, 65_536
 _WINDOW = 8
 """Blocks that are shuffled together."""
 
+Rows = slice | Sequence[int] | NDArray[Any] | None
+"""A slice, numbers of rows, a bool mask, or None for all rows."""
+
 _DTYPES = ("bfloat16", "float16", "float32", "float64")
 
 
@@ -110,7 +113,7 @@ class Harvest:
         nodes = ", ".join(f"{node} {size}" for node, size in self.nodes.items())
         return f"<Harvest of {self.rows} rows, {self.dtype}: {nodes}>"
 
-    def read(self, node: str, rows: slice | Sequence[int] | None = None) -> NDArray[Any]:
+    def read(self, node: str, rows: Rows = None) -> NDArray[Any]:
         """Return rows of a module, [rows, features]; bfloat16 is that of ml_dtypes.
 
         Args:
@@ -123,7 +126,7 @@ class Harvest:
         """
         return self._read(self._array(node), rows)
 
-    def origins(self, rows: slice | Sequence[int] | None = None) -> NDArray[np.int64]:
+    def origins(self, rows: Rows = None) -> NDArray[np.int64]:
         """Return the number of the batch, the sample and the position of rows, [rows, 3].
 
         Args:
@@ -131,7 +134,7 @@ class Harvest:
         """
         return self._read(_open(self.path, ORIGINS), rows)
 
-    def _read(self, array: ts.TensorStore, rows: slice | Sequence[int] | None) -> NDArray[Any]:
+    def _read(self, array: ts.TensorStore, rows: Rows) -> NDArray[Any]:
         chosen = slice(0, self.rows) if rows is None else rows
         if isinstance(chosen, slice):
             begin, end, step = chosen.indices(self.rows)
@@ -274,7 +277,7 @@ def harvest(
     return Harvest(folder)
 
 
-def _check_arguments(*, role: str, dtype: str | None, rows: int | None) -> None:
+def _check_arguments(*, role: str, dtype: str | None, rows: Any) -> None:
     if role not in ("output", "input"):
         raise ValueError(f"role must be 'output' or 'input', got {role!r}")
     if dtype is not None and dtype not in _DTYPES:
