@@ -22,6 +22,7 @@ from comgra_decl.annotations import (
 if TYPE_CHECKING:
     from comgra_decl.doors.checked_spec import load_spec
     from comgra_decl.doors.look import Look, look
+    from comgra_decl.doors.replay import replay
     from comgra_decl.doors.trace import trace
     from comgra_decl.errors import ComgraError, SpecError
     from comgra_decl.experiments.harvest import Harvest, harvest, open_harvest
@@ -56,6 +57,7 @@ __all__ = [
     "open_group",
     "open_harvest",
     "open_run",
+    "replay",
     "step",
     "tag",
     "text",
@@ -81,6 +83,7 @@ _HOMES = {
     "open_group": "comgra_decl.query",
     "open_harvest": "comgra_decl.experiments.harvest",
     "open_run": "comgra_decl.query",
+    "replay": "comgra_decl.doors.replay",
     "trace": "comgra_decl.doors.trace",
 }
 

@@ -115,6 +115,10 @@ class CallError(ComgraError, ValueError):
     """A call of `comgra.look` is invalid, or could not be recorded; the message says why."""
 
 
+class ReplayError(ComgraError, ValueError):
+    """A step cannot be replayed; the message says why, and what to do."""
+
+
 def reason_of(error: Exception) -> str:
     """Return why something failed; the type of the error is included unless the error is ours."""
     return str(error) if isinstance(error, ComgraError) else f"{type(error).__name__}: {error}"

@@ -401,7 +401,12 @@ parameter or buffer, and the slot's names are all its names. The fact maps each 
 "order" lists the names in the model's state dict, and "temporary" the names of buffers that are
 not part of it."""
 
-NO_SERIES = frozenset({CHECKPOINT, SHOWN})
+REPLAY = "replay"
+"""Type of execution of the records with what it takes to repeat a step, pass of their slots, and
+the fact that describes it (`hooks.probing.replays`). {"refused": reason} if it cannot be
+repeated."""
+
+NO_SERIES = frozenset({CHECKPOINT, REPLAY, SHOWN})
 """Types and passes whose tensors are no series of a network's tensors."""
 
 PICTURE_PREFIX = "picture:"

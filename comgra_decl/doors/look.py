@@ -41,7 +41,7 @@ Loss = Callable[..., torch.Tensor]
 _OF_UPDATES = ("update", "optimizer_state")
 """What a spec may capture of an optimizer step, which a single call does not have."""
 
-_OF_TENSORS = (
+OF_TENSORS = (
     *("nodes", "exclude", "stats", "histogram", "samples"),
     *("annotations", "tokens", "graph"),
 )
@@ -51,13 +51,14 @@ _MOST_SAMPLES = 65536
 
 
 class Look(Run):
-    """The record of one call, as returned by `comgra.look`: a `Run` with a single record.
+    """The record of one call (`comgra.look`), or of repeated steps (`comgra.replay`): a `Run`.
 
     It is stored in a temporary folder, which is removed together with this object, or when Python
     exits. `save` keeps it.
 
     Attributes:
-        step: the step of the record: that of the checkpoint whose weights were used, or else 0.
+        step: the step of the first record: that of the checkpoint whose weights were used, or else
+            0.
     """
 
     step = 0
@@ -149,8 +150,13 @@ def look(
         shutil.rmtree(folder, ignore_errors=True)
         raise
     found.step = step
-    weakref.finalize(found, _remove, folder, os.getpid())
+    remove_with(found, folder)
     return found
+
+
+def remove_with(found: Look, folder: Path) -> None:
+    """Remove a temporary folder together with the record that it contains."""
+    weakref.finalize(found, _remove, folder, os.getpid())
 
 
 def _check(model: object, loss: object) -> None:
@@ -182,7 +188,7 @@ def _declared(source: str | Path | Mapping[str, Any] | Spec) -> dict[str, Any]:
         if not entry["capture"]:
             del content["nodes"][name]
     return {
-        **{key: content[key] for key in _OF_TENSORS},
+        **{key: content[key] for key in OF_TENSORS},
         "values": {"max_elements": 1 << 62},
         "preview": False,
         "rules": "off",

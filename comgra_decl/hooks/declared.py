@@ -125,6 +125,7 @@ class Declared:
             warn=self._reporter.warn,
             say=self._say,
             left=self._left,
+            extra=lambda: self.agenda.extra,
             tell=self._reporter.say,
             attach=self._reporter.attach,
         )

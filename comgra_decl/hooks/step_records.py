@@ -356,6 +356,7 @@ class StepRecords:
         """Run the probes after a scheduled step; a step that may still be dropped has none."""
         if due:
             probing.ended(info, self._table, self._sink)
+            self._declared.agenda.extend(probing.following)
         probing.drop()
 
     def _warn_of(self, capture: StepCapture) -> None:

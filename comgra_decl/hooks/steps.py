@@ -235,6 +235,8 @@ class Steps:
             return
         if armed and self._lanes.is_beside(here()):
             return
+        if armed and self._train.probing is not None:
+            self._train.probing.scaling(scaler)
         scale = getattr(scaler, "_scale", None)
         value = read_number(scale) if isinstance(scale, torch.Tensor) else None
         if value is not None:

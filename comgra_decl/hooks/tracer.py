@@ -742,6 +742,8 @@ class ModuleTracer:
             self.functions.ends(sys._getframe(1))
         with without_functions():
             self._ends.before_optimizer(capture, optimizer, closure=closure, holds=self._holds)
+            if capture.probing is not None:
+                capture.probing.stepping(optimizer, closure=closure)
             self.parameters.before_step(optimizer, capture, closure=closure)
 
     def _holds(self, tensor: torch.Tensor) -> bool:

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError, UnknownNameError, did_you_mean, is_one_of, shown
-from comgra_decl.records import CHECKPOINT, SlotInfo
+from comgra_decl.records import CHECKPOINT, REPLAY, SlotInfo
 
 if TYPE_CHECKING:
     import torch
 
+    from .run import Run
     from .snapshot import Snapshot
 
 
@@ -102,6 +103,45 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
                 return np.empty(slot.shape, _dtype(slot.dtype))
             raise DamagedRunError(f"{name!r} is missing from the checkpoint of step {self.step}")
         return np.asarray(value)
+
+
+class Kept:
+    """What was kept of a step so that `comgra.replay` can repeat it.
+
+    Args:
+        run: the run.
+        step: the step.
+
+    Attributes:
+        facts: the description; see `records.REPLAY`. Empty if nothing was kept.
+    """
+
+    def __init__(self, run: Run, step: int) -> None:
+        self._snapshot = snapshot = run._snapshot  # noqa: SLF001  (of the same package)
+        self._step, self._record = step, -1
+        self.facts: Mapping[str, Any] = {}
+        if REPLAY in snapshot.types and step in snapshot.steps[snapshot.records(REPLAY)]:
+            self._record = snapshot.record(step, REPLAY)
+            found = snapshot.view.extra(self._record).get(REPLAY)
+            self.facts = found if isinstance(found, dict) else {}
+        node = self.facts.get("model")
+        self._slots = {
+            slot.key.role: slot
+            for slot in snapshot.view.slots
+            if slot.key.pass_ == REPLAY and slot.key.node == node
+        }
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return a tensor that is part of it, on the CPU.
+
+        Raises:
+            DamagedRunError: it is missing.
+        """
+        slot = self._slots.get(name)
+        value = None if slot is None else self._snapshot.view.value(self._record, slot.id, 0)
+        if value is None:
+            raise DamagedRunError(f"{name!r} is missing from what is kept of step {self._step}")
+        return as_tensor(np.asarray(value))
 
 
 def checkpoint_steps(snapshot: Snapshot) -> NDArray[np.int64]:

@@ -96,6 +96,23 @@ class EvalSpec(CadenceSpec):
     whole phase, up to 2000 calls."""
 
 
+class ReplaySpec(SpecModel):
+    """What is kept with a checkpoint to repeat its step, and the next ones, with `comgra.replay`.
+
+    The batch, the states of the generators, and those of the optimizer, which take twice as much
+    space as the model for Adam.
+    """
+
+    steps: _Times = 1
+    """How many steps to keep from each checkpoint on, including its own. These steps are recorded
+    regardless of the schedule."""
+
+
+def _replay(value: object) -> object:
+    """Return the long form of `replay: true`."""
+    return {} if value is True else None if value is False else value
+
+
 class CheckpointsSpec(CadenceSpec):
     """Which recorded training steps get a checkpoint; only recorded training steps are counted.
 
@@ -106,6 +123,10 @@ class CheckpointsSpec(CadenceSpec):
 
     every: _Times | None = 50
     """After the first recorded steps, every n-th one gets a checkpoint; null for none."""
+
+    replay: Annotated[ReplaySpec | None, BeforeValidator(_replay)] = None
+    """`true` or {steps: 3} keeps with each checkpoint what it takes to repeat the step; see
+    `comgra.replay`."""
 
 
 class TypeCadenceSpec(CadenceSpec):

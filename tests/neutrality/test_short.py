@@ -23,7 +23,7 @@ SHORT = """
 torch/mlp torch/instance-norm torch/embedding-sparse torch/lstm-packed torch/attention-weights
 torch/encoder-padded torch/encoder-frozen torch/mixture-routed torch/checkpointed
 torch/vmapped-ensemble torch/lbfgs torch/adversarial torch/gradient-penalty torch/adamw-fused
-torch/scripted-part torch/hooked torch/intervened examples/tutorial
+torch/scripted-part torch/hooked torch/intervened torch/replayable examples/tutorial
 """.split()
 LONG = ["transformers/bert", "transformers/llama"]
 

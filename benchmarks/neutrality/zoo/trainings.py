@@ -363,6 +363,15 @@ def intervened() -> Program:
 
 
 @TRAININGS
+def replayable() -> Program:
+    """Checkpoints with what it takes to replay their steps and the next ones."""
+    hidden = nn.Sequential(nn.Linear(_WIDTH, 16), nn.BatchNorm1d(16), nn.ReLU(inplace=True))
+    program = usual(nn.Sequential(hidden, nn.Dropout(0.2), nn.Linear(16, 4)), _loss)
+    program.spec = {"checkpoints": {"every": 2, "replay": {"steps": 2}}}
+    return program
+
+
+@TRAININGS
 def optimizer_in_backward() -> Program:
     """One optimizer for each parameter, which steps within backward."""
     model = nn.Sequential(nn.Linear(_WIDTH, 16), nn.Tanh(), nn.Linear(16, 4)).train()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -12,6 +12,8 @@ from torch import nn
 from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.probing.copying import NotReadyError, check_whole, unwrapped
 from comgra_decl.hooks.probing.loading import named_tensors
+from comgra_decl.hooks.probing.packing import check_exact
+from comgra_decl.hooks.probing.replays import ANY_SIZE, Replays
 from comgra_decl.hooks.schedule.countdown import Countdown
 from comgra_decl.hooks.tensors.capture import StepCapture
 from comgra_decl.hooks.tensors.slots import Slot
@@ -23,18 +25,6 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.plans import TopPlan
     from comgra_decl.hooks.tensors.slots import SlotTable
     from comgra_decl.spec import Spec
-
-_ANY_SIZE = 1 << 62
-
-_EXACT = frozenset(
-    dtype
-    for name in (
-        "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 float64 "
-        "complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz"
-    ).split()
-    if (dtype := getattr(torch, name, None)) is not None
-)
-"""The dtypes that the store keeps bit by bit."""
 
 _TOO_LARGE = (
     "the checkpoint of step {} needs {:.3g} MB, which is more than half of the {:.3g} MB that "
@@ -52,25 +42,35 @@ class Checkpoints:
         spec: the spec of the run, which declares checkpoints.
         left: returns how many bytes the run's disk budget leaves, given how many bytes of
             checkpoints may not be on disk yet; None if there is no limit.
+        extra: returns whether the step in progress is recorded only because it follows one with a
+            checkpoint. Such a step is not counted.
         warn: called with the reason why there are no (further) checkpoints.
     """
 
     def __init__(
-        self, spec: Spec, *, left: Callable[[int], float | None], warn: Callable[[str], None]
+        self,
+        spec: Spec,
+        *,
+        left: Callable[[int], float | None],
+        extra: Callable[[], bool],
+        warn: Callable[[str], None],
     ) -> None:
         assert spec.checkpoints is not None
         self._left = left
+        self._extra = extra
         self._warn = warn
         self._countdown = Countdown(spec.checkpoints, clock=time.monotonic)
         self._steps = 0  # recorded training steps so far
         self._over = False
+        replay = spec.checkpoints.replay
+        self._replays = None if replay is None else Replays(replay.steps, warn=warn)
         self._bytes = 0  # of all checkpoints so far
         self._models: dict[str, _Model] = {}  # by node, those called in this step
         self._slots: dict[tuple[str, str], Slot] = {}
         histogram = None if spec.histogram is None else spec.histogram.elements
         self._capture = StepCapture(
             Reducer(histogram_elements=histogram, sample_count=1),
-            max_value_elements=_ANY_SIZE,
+            max_value_elements=ANY_SIZE,
             sample_count=1,
             followed=False,
         )
@@ -79,11 +79,37 @@ class Checkpoints:
 
     @property
     def due(self) -> bool:
-        """Whether the step in progress gets a checkpoint if it is recorded."""
-        return not self._over and (bool(self._models) or self._countdown.due(self._steps))
+        """Whether something of the step in progress is stored if it is recorded."""
+        return self._whole or (not self._over and self.following > 0)
 
-    def enter(self, module: nn.Module, plan: TopPlan) -> None:
-        """Read a model that is about to be called, unless it was already called in this step."""
+    @property
+    def _whole(self) -> bool:
+        if self._over or self._models:
+            return not self._over
+        return self._countdown.due(self._steps) and not self._extra()
+
+    @property
+    def following(self) -> int:
+        """How many of the next steps are recorded because they may be replayed."""
+        return 0 if self._replays is None else self._replays.following
+
+    @property
+    def replays(self) -> Replays | None:
+        """What receives the targets and the optimizer of the step; None if it is not needed."""
+        return self._replays
+
+    def enter(
+        self, module: nn.Module, plan: TopPlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Read a model that is about to be called, and its arguments if the step is replayed."""
+        whole = self._whole
+        if whole:
+            self._enter(module, plan)
+        if self._replays is not None and (self._models if whole else not self._over):
+            self._replays.enter(module, plan, args, kwargs, whole=whole)
+
+    def _enter(self, module: nn.Module, plan: TopPlan) -> None:
+        """Read a model, unless it was already called in this step."""
         node = plan.top.label
         if node in self._models:
             return
@@ -106,10 +132,7 @@ class Checkpoints:
         self._models[node] = model
 
     def _read(self, node: str, name: str, tensor: torch.Tensor, *, names: tuple[str, ...]) -> None:
-        plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-        if not plain or tensor.is_quantized or tensor.dtype not in _EXACT:
-            what = f"{type(tensor).__name__}, {tensor.dtype}, {tensor.layout}"
-            raise ProbeError(f"{name} cannot be stored without changing it ({what})")
+        check_exact(name, tensor)
         slot = self._slots.get((node, name))
         if slot is None:
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
@@ -120,6 +143,8 @@ class Checkpoints:
 
     def drop(self) -> None:
         """Forget the step, which is not recorded."""
+        if self._replays is not None:
+            self._replays.drop()
         if self._models:
             self._capture.drop()
             self._models.clear()
@@ -131,21 +156,26 @@ class Checkpoints:
 
     # -- after a recorded step -----------------------------------------------------------------
 
-    def ended(self, info: StepInfo, table: SlotTable) -> RawStep | None:
-        """Return the record with the checkpoint of a recorded training step, if it has one."""
-        number, models = self._steps, dict(self._models)
-        self._steps += 1
-        if not models or not self._fits(info.step, sum(m.nbytes for m in models.values())):
-            return None
-        self._countdown.recorded(number)
-        own = StepInfo(info.step, info.time, CHECKPOINT, PROBE_MODE)
-        raw = self._capture.close(own, table)
-        own.extra[CHECKPOINT] = {node: model.facts for node, model in models.items()}
-        self._models.clear()
-        if self._capture.refused:
-            self._refuse("; ".join(f"{n}: {why}" for n, why in self._capture.refused.items()))
-            return None
-        return raw
+    def ended(self, info: StepInfo, table: SlotTable) -> list[RawStep]:
+        """Return the records with the checkpoint of a step, and with what it takes to replay it."""
+        number, models, replays = self._steps, dict(self._models), self._replays
+        self._steps += not self._extra()
+        size = sum(m.nbytes for m in models.values()) + (0 if replays is None else replays.nbytes)
+        if size and not self._fits(info.step, size):
+            return []
+        found = []
+        if models:
+            self._countdown.recorded(number)
+            own = StepInfo(info.step, info.time, CHECKPOINT, PROBE_MODE)
+            raw = self._capture.close(own, table)
+            own.extra[CHECKPOINT] = {node: model.facts for node, model in models.items()}
+            self._models.clear()
+            if self._capture.refused:
+                self._refuse("; ".join(f"{n}: {why}" for n, why in self._capture.refused.items()))
+                return []
+            found.append(raw)
+        again = None if replays is None else replays.ended(info, table)
+        return found if again is None else [*found, again]
 
     def _fits(self, step: int, size: int) -> bool:
         """Return whether the disk budget has room for a checkpoint."""

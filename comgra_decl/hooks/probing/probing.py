@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.plans import TopPlan
+    from comgra_decl.hooks.probing.replays import Replays
     from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.tensors.slots import SlotTable
     from comgra_decl.records import RawStep, StepInfo
@@ -32,6 +33,7 @@ class Probing:
         warn: called with the reason why a probe or a picture is missing.
         say: called with (probe, sentence) when a budget has chosen the gap between records.
         left: returns how many bytes the run's disk budget leaves; see `Checkpoints`.
+        extra: returns whether the step in progress is recorded only because it may be replayed.
         tell: called with (intervention, sentence) about what it changes.
         attach: called with (name, content) to store a document.
 
@@ -49,6 +51,7 @@ class Probing:
         warn: Callable[[str], None],
         say: Callable[[str, str, str], None],
         left: Callable[[int], float | None],
+        extra: Callable[[], bool],
         tell: Callable[[str, str], None],
         attach: Callable[[str, Any], None],
     ) -> None:
@@ -58,7 +61,9 @@ class Probing:
         self.first: Callable[[str, nn.Module], None] | None = None
         self._scheduled = scheduled
         self._checkpoints = (
-            None if spec.checkpoints is None else Checkpoints(spec, left=left, warn=warn)
+            None
+            if spec.checkpoints is None
+            else Checkpoints(spec, left=left, extra=extra, warn=warn)
         )
         self.perturbations = Perturbations() if spec.perturbations else None
         self._probes = [
@@ -95,7 +100,7 @@ class Probing:
             self.perturbations.enter(module, plan, args, kwargs)
         checkpoints = self._checkpoints
         if checkpoints is not None and checkpoints.due and self._scheduled():
-            checkpoints.enter(module, plan)
+            checkpoints.enter(module, plan, args, kwargs)
         due = [probe for probe in self._probes if probe.due]
         for probe in due if due and self._scheduled() else ():
             probe.enter(module, plan, args, kwargs, iteration=iteration)
@@ -111,6 +116,30 @@ class Probing:
         """Handle the output of an outermost module."""
         for probe in self._probes:
             probe.left(output)
+
+    @property
+    def following(self) -> int:
+        """How many steps after the one that has ended are recorded, whatever the schedule says."""
+        return 0 if self._checkpoints is None else self._checkpoints.following
+
+    def target(self, tensor: torch.Tensor) -> None:
+        """Handle a tensor with which a loss compares the output of the model."""
+        if self._replays is not None:
+            self._replays.target(tensor)
+
+    def stepping(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
+        """Handle an optimizer that is about to step."""
+        if self._replays is not None:
+            self._replays.stepping(optimizer, closure=closure)
+
+    def scaling(self, scaler: Any) -> None:
+        """Handle a gradient scaler that is about to let an optimizer step, or to skip it."""
+        if self._replays is not None:
+            self._replays.scaling(scaler)
+
+    @property
+    def _replays(self) -> Replays | None:
+        return None if self._checkpoints is None else self._checkpoints.replays
 
     def loss(self, loss: torch.Tensor) -> None:
         """Handle a tensor on which `backward` is called."""
@@ -133,8 +162,7 @@ class Probing:
         """Run the probes that are due after a step that is recorded, and emit their records."""
         if self.perturbations is not None:
             self.perturbations.ended(info.step)
-        raw = None if self._checkpoints is None else self._checkpoints.ended(info, table)
-        if raw is not None:
+        for raw in () if self._checkpoints is None else self._checkpoints.ended(info, table):
             sink(raw)
         for probe in self._probes:
             self._checks.pop(probe.name, None)

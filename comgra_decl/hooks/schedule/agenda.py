@@ -59,7 +59,8 @@ class Agenda:
         self._labelled = spec.types.by is not None and not self._exact
         self._cadences = {} if self._exact else spec.schedule.types
         self._sudden = 0 if self._exact else spec.schedule.sudden or 0
-        self._until = -1  # the last of the steps that are recorded because of a sudden loss
+        self._until = -1  # the last of the steps that are recorded regardless of the schedule
+        self._extended = -1  # the last of them that may be replayed
         self._hurried = spec.schedule.seconds is not None
         self._budget = budget
         self._all = Countdown(spec.schedule, clock=clock, factor=budget.factor)
@@ -77,7 +78,7 @@ class Agenda:
 
     def _go_on_from(self, before: Agenda) -> None:
         self._step, self.labels, self._late = before._step, before.labels, before._late
-        self._until = before._until
+        self._until, self._extended = before._until, before._extended
         self._seen, self._missed = before._seen, before._missed
         for label, count in before._counts.items():
             self._counts[label] = count
@@ -109,6 +110,18 @@ class Agenda:
             return None
         self._until = step + self._sudden - 1
         return step, self._until
+
+    def extend(self, steps: int) -> None:
+        """Record the next steps after the current one, regardless of the schedule."""
+        self._extended = max(self._extended, self._step + steps)
+        self._until = max(self._until, self._extended)
+
+    @property
+    def extra(self) -> bool:
+        """Whether the current step is recorded only because of `extend`."""
+        if self._step > self._extended:
+            return False
+        return not any(self._due_for(label) for label in self.labels or (TRAIN,))
 
     def stop_keeping(self) -> None:
         """Stop capturing steps for triggers; afterwards only due steps are captured."""

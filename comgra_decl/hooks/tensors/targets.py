@@ -343,6 +343,8 @@ class Targets(modes.OwnMode):
         slot = _numbered(self._slots, number, "target", "target", "target")
         self._count += 1
         self._taken[id(tensor)] = number, version_of(tensor)
+        if capture.probing is not None:
+            capture.probing.target(tensor)
         dim = capture.batch_dim(tensor, "auto", slot)
         if capture.add(slot, tensor, batch_dim=dim, values=self._values) is None:
             return number

@@ -1,0 +1,409 @@
+"""A step that was recorded is repeated bit by bit in a new process, or with something changed."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from comgra_decl.doors.replay import Batch
+from comgra_decl.errors import ReplayError, UnknownNameError
+from comgra_decl.hooks.schedule.budget import Meter
+from comgra_decl.query import Run
+from comgra_decl.query.compare import compare
+from comgra_decl.store.compaction import compact
+from comgra_decl.store.copying import copy_run
+from comgra_decl.store.verify import verify
+from tests.support.programs import python
+from tests.support.recording import EVERYTHING, recording
+
+PROGRAM = '''
+import random
+import numpy as np, torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    """Draws from every generator, and has a frozen layer and one in evaluation mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.3)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x, *, scale):
+        x = self.drop(self.norm(self.first(x))) * random.uniform(0.5, 1.0)
+        return self.head(self.frozen(x) * scale + float(np.random.rand()))
+
+def made():
+    torch.manual_seed(0)
+    model = Net().train()
+    model.norm.eval()
+    return model, torch.optim.AdamW(model.parameters(), lr=0.05)
+'''
+exec(compile(PROGRAM, "program", "exec"))
+made: Callable[[], tuple[Any, torch.optim.Optimizer]] = globals()["made"]
+
+SPEC: dict[str, Any] = {
+    "nodes": {
+        "all": {
+            "select": "**",
+            "capture": ["output", "output_grad", "parameter", "parameter_grad", "update"],
+            "values": True,
+        }
+    },
+    "schedule": {"first": 1, "every": 4},
+    "checkpoints": {"every": 1, "replay": {"steps": 3}},
+    "samples": {"count": 8},
+    "rules": "off",
+    "perturbations": False,
+}
+
+
+REPLAYED = {**SPEC, "schedule": {"every": 1}, "checkpoints": {"every": 1, "replay": True}}
+
+
+def batches(steps: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(7)
+    return [
+        (torch.randn(8, 6, generator=generator), torch.randint(3, (8,), generator=generator))
+        for _ in range(steps)
+    ]
+
+
+def train(steps: int) -> tuple[nn.Module, list[dict[str, Tensor]]]:
+    """Train; return the model and its parameters after each step."""
+    model, optimizer = made()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    states = []
+    for x, y in batches(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x, scale=0.5), y).backward()
+        optimizer.step()
+        schedule.step()
+        states.append(copy.deepcopy(model.state_dict()))
+    return model, states
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[dict[str, Tensor]]]:
+    with comgra.trace(SPEC, root=tmp_path_factory.mktemp("runs")) as session:
+        _, states = train(12)
+    return comgra.open_run(session.path or ""), states
+
+
+def played(run: Run, step: int, **options: Any) -> tuple[comgra.Look, Any]:
+    model, optimizer = made()
+    chosen = {"loss": F.cross_entropy, **options}
+    return comgra.replay(run, step, model=model, optimizer=optimizer, **chosen), model
+
+
+def test_the_steps_after_a_checkpoint_are_recorded_too(
+    recorded: tuple[Run, list[dict[str, Tensor]]],
+) -> None:
+    run, _ = recorded
+    assert run.steps.tolist() == [0, 1, 2, 4, 5, 6, 8, 9, 10]
+    assert run.checkpoints.tolist() == [0, 4, 8]
+    assert set(run.types) == {"train", "checkpoint", "replay"}
+
+
+def test_a_new_process_repeats_the_steps_bit_by_bit(
+    recorded: tuple[Run, list[dict[str, Tensor]]], tmp_path: Path
+) -> None:
+    run, _ = recorded
+    code = (
+        PROGRAM
+        + f"""
+import comgra_decl as comgra
+run = comgra.open_run({str(run.path)!r})
+torch.set_num_threads(1 + torch.get_num_threads())
+model, optimizer = made()
+for value in (*model.parameters(), *model.buffers()):
+    value.data.zero_()
+before = random.getstate(), torch.get_rng_state()
+step = run.checkpoints.tolist()[-1]
+again = comgra.replay(run, step, model=model.eval(), optimizer=optimizer, loss=F.cross_entropy)
+assert not model.training and random.getstate() == before[0]
+assert torch.equal(torch.get_rng_state(), before[1])
+assert again.steps.tolist() == [step] == [again.step], again.steps
+compared = 0
+for row in again.slots.itertuples():
+    if row.kind == "loss":
+        continue
+    names = dict(role=row.role, of=getattr(row, "_4"), iteration=row.iteration)
+    now, then = (r.slot(row.node, **names).value(step) for r in (again, run))
+    assert now.dtype == then.dtype and now.tobytes() == then.tobytes(), row
+    compared += 1
+print(compared)
+"""
+    )
+    done = python(tmp_path, "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 30
+
+
+def test_the_next_steps_follow_with_their_own_batches_and_learning_rates(
+    recorded: tuple[Run, list[dict[str, Tensor]]],
+) -> None:
+    run, states = recorded
+    step = int(run.checkpoints[1])
+    again, model = played(run, step, steps=3)
+    assert again.steps.tolist() == [step, step + 1, step + 2]
+    assert all(torch.equal(t, states[step + 2][n]) for n, t in model.state_dict().items())
+    table = compare([run, again], "head")
+    both = table.loc[[step, step + 1, step + 2]]
+    assert (both.iloc[:, 0] == both.iloc[:, 1]).all()
+
+
+def halved(_: Any, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.param_groups[0]["lr"] /= 2
+
+
+def clipped(model: Any, _: Any) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+
+
+def frozen(model: Any, _: Any) -> None:
+    model.first.weight.grad = model.first.bias.grad = None
+
+
+CHANGES: dict[str, tuple[dict[str, Any], Callable[[Any, torch.optim.Optimizer], None]]] = {
+    "learning rate": ({"lr": 0.5}, halved),
+    "clipping": ({"clip": 0.01}, clipped),
+    "frozen layer": ({"freeze": "first"}, frozen),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_has_the_effect_that_it_has_in_a_plain_loop(name: str, tmp_path: Path) -> None:
+    change, plain = CHANGES[name]
+
+    def trained(*, changed: bool) -> dict[str, Tensor]:
+        np.random.seed(0), random.seed(0)
+        model, optimizer = made()
+        for step, (x, y) in enumerate(batches(2)):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x, scale=0.5), y).backward()
+            if changed and step == 1:
+                plain(model, optimizer)
+            optimizer.step()
+        return model.state_dict()
+
+    with comgra.trace(REPLAYED, root=tmp_path) as session:
+        usual = trained(changed=False)
+    run = comgra.open_run(session.path or "")
+    assert run.checkpoints.tolist() == [0, 1]
+    again, model = played(run, 1, change=change)
+    expected = trained(changed=True)
+    assert all(torch.equal(t, expected[n]) for n, t in model.state_dict().items())
+    assert not all(torch.equal(t, expected[n]) for n, t in usual.items())
+    assert again.config == {"replay": {"run": str(run.path), **change}}
+    assert model.first.weight.requires_grad
+
+
+def test_samples_that_are_left_out_do_not_take_part(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(11, 4), nn.Linear(4, 11))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tokens, labels = torch.randint(11, (4, 5)), torch.randint(11, (4, 5))
+    before: Any = copy.deepcopy(model)
+    with comgra.trace({**SPEC, "checkpoints": {"replay": True}}, root=tmp_path) as session:
+        F.cross_entropy(model(tokens).view(-1, 11), labels.view(-1)).backward()
+        optimizer.step()
+    again = comgra.replay(
+        session.path or "",
+        0,
+        model=model,
+        optimizer=optimizer,
+        loss=lambda logits, labels: F.cross_entropy(logits.view(-1, 11), labels),
+        change={"without": [2, -1]},
+    )
+    kept = [0, 1]
+    F.cross_entropy(before(tokens[kept]).view(-1, 11), labels[kept].view(-1)).backward()
+    expected: Any = before[1].weight.grad
+    found = again.slot("1", role="weight", of="grad").value(0)[0]
+    assert np.array_equal(found, expected)
+    assert again.name == "step-0-without-2--1"
+
+
+def test_a_step_with_several_calls_and_a_scaler_has_a_train_step_of_its_own(tmp_path: Path) -> None:
+    def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, *batches: Any) -> None:
+        optimizer.zero_grad()
+        for batch in batches:
+            loss = F.mse_loss(model(*batch.args), batch.target) / len(batches)
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    torch.manual_seed(2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    states = []
+    with comgra.trace(REPLAYED, root=tmp_path) as session:
+        for _ in range(3):
+            halves = [Batch((torch.randn(4, 3),), {}, (torch.randn(4, 1),)) for _ in range(2)]
+            train_step(model, optimizer, *halves)
+            states.append(copy.deepcopy(model.state_dict()))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    fresh = nn.Linear(3, 1)
+    own = torch.optim.Adam(fresh.parameters(), lr=7.0)
+    given: dict[str, Any] = {"model": fresh, "optimizer": own}
+    with pytest.raises(ReplayError, match="pass the one that train_step uses as `scaler`"):
+        comgra.replay(session.path or "", 2, **given, train_step=train_step)
+    comgra.replay(session.path or "", 2, **given, train_step=train_step, scaler=scaler)
+    assert all(torch.equal(t, states[2][n]) for n, t in fresh.state_dict().items())
+    assert scaler.get_scale() == 64.0
+    with pytest.raises(ReplayError, match=r"called the model 2 times. Pass train_step"):
+        comgra.replay(session.path or "", 2, **given, loss=F.mse_loss, scaler=scaler)
+
+
+def test_copied_and_compacted_runs_can_be_replayed(
+    recorded: tuple[Run, list[dict[str, Tensor]]], tmp_path: Path
+) -> None:
+    run, states = recorded
+    copied = copy_run(run.path, tmp_path / "copy")
+    compact(tmp_path / "copy")
+    assert verify(copied).damages == []
+    again, model = played(comgra.open_run(copied), 4)
+    assert all(torch.equal(t, states[4][n]) for n, t in model.state_dict().items())
+    saved = again.save(tmp_path / "again")
+    assert comgra.open_run(saved).steps.tolist() == [4]
+
+
+class Graph:
+    """An argument that is no tensor, and contains none that could be found."""
+
+
+def several(model: nn.Module, other: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    other(model(torch.ones(2, 3))).sum().backward()
+    optimizer.step()
+
+
+def parts(model: Any, _: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model[1](model[0](torch.ones(2, 3))).sum().backward()
+    optimizer.step()
+
+
+def closed(model: nn.Module, _: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def closure() -> float:
+        loss = model(torch.ones(2, 3)).sum()
+        loss.backward()
+        return loss.item()
+
+    model(torch.ones(2, 3))
+    optimizer.step(closure)
+
+
+def twice(model: nn.Module, _: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    optimizer.step()
+    comgra.step()
+
+
+def by_hand(model: nn.Module, _: nn.Module, __: torch.optim.Optimizer) -> None:
+    model(torch.ones(2, 3)).sum().backward()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.9)
+    comgra.step()
+
+
+def with_object(model: Any, _: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model.forward = lambda _graph: model[0](torch.ones(2, 3))
+    model(Graph()).sum().backward()
+    optimizer.step()
+
+
+REFUSED = {
+    several: r"several models \(Sequential and Linear\).* Make them modules of one model",
+    parts: "calls parts of Sequential separately. Call them in the `forward` of one module",
+    closed: r"calls the model itself \(`optimizer.step\(closure\)`\)",
+    twice: "more than one optimizer step. Use one optimizer",
+    by_hand: "no torch optimizer ends the step",
+    with_object: "calls.0.args.0 contains an object of the class Graph",
+}
+
+
+@pytest.mark.parametrize("program", REFUSED)
+def test_what_cannot_be_replayed_is_refused_with_the_reason(
+    program: Callable[..., None], tmp_path: Path
+) -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
+    with comgra.trace(REPLAYED, root=tmp_path) as session:
+        for _ in range(2):
+            optimizer.zero_grad()
+            program(model, other, optimizer)
+    run = comgra.open_run(session.path or "")
+    step = int(run.checkpoints[-1])
+    with pytest.raises(ReplayError, match=f"step {step} cannot be replayed: .*{REFUSED[program]}"):
+        comgra.replay(run, step, model=model, optimizer=optimizer, loss=torch.sum)
+    warnings = [w for w in run.report["warnings"] if "replay" in w]
+    assert len(warnings) == 1, warnings
+
+
+def test_compiled_programs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comgra_decl.hooks.probing.replays.anything_compiled", lambda: True)
+    with recording({**EVERYTHING, "checkpoints": {"replay": True}}) as found:
+        train(2)
+    assert found.faults == []
+    (warning,) = [w for w in found.report["warnings"] if "checkpoints" in w]
+    assert "Record the run without torch.compile" in warning
+
+
+def test_requests_that_make_no_sense_are_refused(
+    recorded: tuple[Run, list[dict[str, Tensor]]], tmp_path: Path
+) -> None:
+    run, _ = recorded
+    with pytest.raises(UnknownNameError, match="step 3 was not recorded"):
+        played(run, 3)
+    with pytest.raises(ReplayError, match=r"nothing to replay at step 3.* replay: \{steps: 4\}"):
+        played(run, 0, steps=4)
+    with pytest.raises(ReplayError, match=r"pass either loss, .* or train_step"):
+        played(run, 0, train_step=print)
+    with pytest.raises(ReplayError, match="steps must be a whole number of at least 1, got 0"):
+        played(run, 0, steps=0)
+    with pytest.raises(ReplayError, match="change: lrr: Extra inputs are not permitted"):
+        played(run, 0, change={"lrr": 1})
+    with pytest.raises(ReplayError, match="there is no sample 8; the batch has 8 samples"):
+        played(run, 0, change={"without": [8]})
+    with pytest.raises(ReplayError, match="no sample is left"):
+        played(run, 0, change={"without": [*range(8)]})
+    with pytest.raises(ReplayError, match="did you mean 'first'"):
+        played(run, 0, change={"freeze": "frist"})
+    with pytest.raises(ReplayError, match="must take one optimizer step, but took 0"):
+        played(run, 0, loss=None, train_step=lambda *_: None)
+    model, _ = made()
+    few = torch.optim.AdamW(model.head.parameters())
+    with pytest.raises(ReplayError, match="2 parameters in 1 groups, but that of the run has"):
+        comgra.replay(run, 0, model=model, optimizer=few, loss=F.cross_entropy)
+    with comgra.trace({**SPEC, "checkpoints": {}}, root=tmp_path) as session:
+        train(1)
+    with pytest.raises(ReplayError, match=r"Declare `checkpoints: \{every: 50, replay: true\}`"):
+        played(comgra.open_run(session.path or ""), 0)
+
+
+def test_they_stay_within_the_disk_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = made()
+    size = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    budget = {"budget": {"disk": f"{3 * size}B"}, "steps": [*range(10)]}
+    monkeypatch.setattr(Meter, "disk_bytes", 0.0, raising=False)
+    spec = {**EVERYTHING, "schedule": budget, "checkpoints": {"every": 1, "replay": True}}
+    with recording(spec) as found:
+        train(3)
+    assert {s.info.type for s in found.steps} == {"train"}  # the batch and Adam's state come on top
+    assert any("more than half of the" in w for w in found.report["warnings"])
