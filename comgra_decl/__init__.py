@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from comgra_decl.doors.replay import replay
     from comgra_decl.doors.trace import trace
     from comgra_decl.errors import ComgraError, SpecError
+    from comgra_decl.experiments.edit import Edited, edit
     from comgra_decl.experiments.harvest import Harvest, harvest, open_harvest
     from comgra_decl.query import Group, Run, Slot, list_runs, open_group, open_run
     from comgra_decl.record.session import Session
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ComgraError",
+    "Edited",
     "Finding",
     "Group",
     "Harvest",
@@ -45,6 +47,7 @@ __all__ = [
     "Spec",
     "SpecError",
     "connect",
+    "edit",
     "figure",
     "harvest",
     "image",
@@ -67,6 +70,7 @@ __all__ = [
 # Each part is imported on first use, so that importing the package is cheap.
 _HOMES = {
     "ComgraError": "comgra_decl.errors",
+    "Edited": "comgra_decl.experiments.edit",
     "Finding": "comgra_decl.rules",
     "Group": "comgra_decl.query",
     "Harvest": "comgra_decl.experiments.harvest",
@@ -76,6 +80,7 @@ _HOMES = {
     "Slot": "comgra_decl.query",
     "Spec": "comgra_decl.spec",
     "SpecError": "comgra_decl.errors",
+    "edit": "comgra_decl.experiments.edit",
     "harvest": "comgra_decl.experiments.harvest",
     "list_runs": "comgra_decl.query",
     "load_spec": "comgra_decl.doors.checked_spec",

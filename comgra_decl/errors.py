@@ -115,6 +115,10 @@ class CallError(ComgraError, ValueError):
     """A call of `comgra.look` is invalid, or could not be recorded; the message says why."""
 
 
+class EditError(ComgraError, ValueError):
+    """A change cannot be made permanent in weights; the message states the reason."""
+
+
 class ReplayError(ComgraError, ValueError):
     """A step cannot be replayed; the message says why, and what to do."""
 

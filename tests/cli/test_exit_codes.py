@@ -37,7 +37,7 @@ RUNS = {
     "look": ("afile",),
 }
 ROOTS = ("ls", "view", "mcp")
-OTHERS = ("harvest", "import")
+OTHERS = ("edit", "harvest", "import")
 """Commands whose arguments are neither, with tests of their own."""
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
 
@@ -168,6 +168,7 @@ EMPTY = {
     "import LOGS": ("import", "", "target"),
     "import TARGET": ("import", "{run}", ""),
     "check CONTRACT": ("check", "{run}", ""),
+    "edit TARGET": ("edit", "train.py:data", "", "--change", "{{select: a, do: zero}}"),
     "harvest TARGET": ("harvest", "train.py:data", "", "--select", "**"),
     "compare OTHER": ("compare", "{run}", ""),
     "diagnose --rules": ("diagnose", "{run}", "--rules", ""),

@@ -34,6 +34,7 @@ COMMANDS = {
     "look": (["{run}", "{script}"],),
     "import": (["{root}/nowhere\x1b[2J", "{out}"],),
     "plot": (["{run}", "{out}/graph.svg"], ["{run}", "{out}/\x1b[2J"]),
+    "edit": (["{root}/nowhere\x1b[2J.py:f", "{out}/a.pt", "--change", "{{select: a, do: zero}}"],),
     "harvest": (["{root}/nowhere\x1b[2J.py:f", "{out}", "--select", "**"],),
     "export": (["{run}", "{out}/\x1b[2J.csv", "--format", "csv"], ["{run}", "{out}", "-f", "\x1b"]),
     "cp": (["{run}", "{out}/\x1b[2J"],),

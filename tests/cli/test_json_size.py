@@ -43,6 +43,7 @@ OTHERS = {
     "memory": "one row per node of the measured steps",
     "plot": "two paths, whatever the run",
     "import": "one row per imported run",
+    "edit": "one sentence per changed parameter",
     "harvest": "one number per harvested module",
 }
 

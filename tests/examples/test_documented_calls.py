@@ -250,8 +250,11 @@ def of_tokens() -> dict[str, Any]:
     labels = torch.tensor([7, 2, 7, 2, 5, 5, 3, 3])
     fused = {"select": {"function": "F.scaled_dot_product_attention"}, "attention": {}}
     spec = declared("docs/interventions.md", names={"eyes", "words"})
-    train(GPT(), x, labels, nodes={"all": EVERYTHING, "fused": {**fused, "values": True}}, **spec)
-    return {"run": comgra.open_run("runs"), "np": np}
+    nodes = {"all": EVERYTHING, "fused": {**fused, "values": True}}
+    model = GPT()
+    train(model, x, labels, nodes=nodes, **spec)
+    of_page = {"comgra": comgra, "model": model, "tokens": x}
+    return {"run": comgra.open_run("runs"), "np": np, **of_page}
 
 
 def of_images() -> dict[str, Any]:

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "doors/checked_spec.py": "the functions that the spec of a program names, before it trains",
     "doors/script.py": "the user's own script",
     "cli/watched_script.py": "the user's own script",
-    "cli/commands/harvest.py": "the user's own function",
+    "cli/returned.py": "the user's own function",
     "viewer/custom.py": "the file of views that the user names",
 }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from comgra_decl.cli.printing import AsJson, print_json, print_line
-from comgra_decl.errors import HarvestError, did_you_mean
+from comgra_decl.cli.returned import returned_pair
+from comgra_decl.errors import HarvestError
 
 PANEL = "Look"
 
@@ -48,7 +48,7 @@ def command(
     """
     from comgra_decl.experiments.harvest import harvest
 
-    model, batches = _loaded(source)
+    model, batches = returned_pair(source, "(model, batches)", HarvestError)
     try:
         found = harvest(
             model,
@@ -70,25 +70,3 @@ def command(
         print_json({"path": str(found.path), **facts, "dtype": found.dtype})
     else:
         print_line(f"{found.path}: {found.rows} rows of {', '.join(found.nodes)}")
-
-
-def _loaded(source: str) -> tuple[Any, Any]:
-    """Return the model and the batches that the user's function returns."""
-    from runpy import run_path
-
-    file, _, name = source.rpartition(":")
-    path = Path(file)
-    if not file.endswith(".py"):
-        raise HarvestError(f"the source must be FILE.py:FUNCTION, got {source!r}")
-    if not path.is_file():
-        raise HarvestError(f"{file} does not exist")
-    sys.path.insert(0, str(path.parent.absolute()))  # as for a script
-    space = run_path(file, run_name=path.stem)
-    function = space.get(name)
-    if not callable(function):
-        there = [key for key, value in space.items() if callable(value)]
-        raise HarvestError(f"{file} has no function {name!r}{did_you_mean(name, there)}")
-    found = function()
-    if not isinstance(found, tuple) or len(found) != 2:
-        raise HarvestError(f"{name} must return (model, batches), got {type(found).__name__}")
-    return found
