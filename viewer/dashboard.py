@@ -18,6 +18,7 @@ from comgra_decl.viewer.model import likely_reads as likely
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
+from comgra_decl.viewer.model.edge_paint import EFFECTS, painted_interventions
 from comgra_decl.viewer.model.findings import opening, painted_rule
 from comgra_decl.viewer.model.partings import ended
 from comgra_decl.viewer.model.runview import RunView
@@ -121,7 +122,8 @@ class Dashboard:
             self._iteration = at.iteration
         colour = wanted.get("colour", state.colour)
         timed = (TIME,) if has_times(view) else ()
-        painted = ("forward", DIFFERENCE, UNUSUAL, *timed, *view.gradient_passes())
+        edges = (f"{EFFECTS}{name}" for name in painted_interventions(view))
+        painted = ("forward", DIFFERENCE, UNUSUAL, *timed, *edges, *view.gradient_passes())
         others = {
             "run": run,
             "revision": view.revision,

@@ -44,7 +44,8 @@ class ViewState(param.Parameterized):
 
     Attributes:
         run: Name of the run below the root; "" if there is no run.
-        colour: What colours the graph: "kind", a pass name, "difference", "findings", or "rule:"
+        colour: What colours the graph: "kind", a pass name, "difference", "findings", "effects:"
+            and an intervention, or "rule:"
             followed by a rule's name.
         section: Key of `SECTIONS`.
         scale: How series are drawn: "linear" or "log".

@@ -17,7 +17,7 @@ from comgra_decl.sinks import Selection
 from comgra_decl.spec.globs import matches
 
 if TYPE_CHECKING:
-    from comgra_decl.query import Circuit, Run
+    from comgra_decl.query import Circuit, EdgeEffects, Run
     from comgra_decl.query.chunks import Chunk
 
 Progress = Callable[[str, int, int], None]
@@ -28,7 +28,7 @@ KEYS = ("node", "role", "iteration", "pass")
 class Content:
     """Content of a run, optionally limited to nodes that match a pattern.
 
-    A circuit replaces the graph.
+    A circuit replaces the graph, and effects of edges reduce it to these edges.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Content:
         run: Run,
         *,
         selection: Selection | None = None,
-        circuit: Circuit | None = None,
+        circuit: Circuit | EdgeEffects | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.run = run

@@ -17,7 +17,7 @@ from comgra_decl.store.drafts import drafted
 from .content import Content
 
 if TYPE_CHECKING:
-    from comgra_decl.query import Circuit, Run
+    from comgra_decl.query import Circuit, EdgeEffects, Run
 
 FORMATS: Mapping[str, str] = {
     "parquet": "a folder of Parquet tables (needs the 'parquet' extra)",
@@ -47,7 +47,7 @@ def export_run(
     *,
     nodes: str | None = None,
     selection: Selection | None = None,
-    circuit: Circuit | None = None,
+    circuit: Circuit | EdgeEffects | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Export a run to a format that other programs read.
@@ -59,7 +59,8 @@ def export_run(
         nodes: the pattern of nodes to export, as in a spec: `blocks.*`, `**.attention`.
         selection: the series to export to TensorBoard, instead of `nodes`; other formats use only
             its `nodes`.
-        circuit: a graph of paths from `Run.circuit`, instead of the recorded graph.
+        circuit: a graph of paths from `Run.circuit`, instead of the recorded graph; or effects from
+            `Run.edge_effects`, to which the recorded graph is reduced.
         progress: called with the current action, the amount done, and the total.
 
     Returns:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import UnknownNameError, needed
-from comgra_decl.query import Circuit, Run
+from comgra_decl.query import Circuit, EdgeEffects, Run
 from comgra_decl.sinks import Graph
 from comgra_decl.sinks.graph import Edge, Node, plain
 
@@ -179,14 +180,26 @@ WRITERS: Mapping[str, Callable[[Content, Path], None]] = {
 
 
 def _graph(content: Content) -> Graph:
-    if content.circuit is not None:
+    if isinstance(content.circuit, Circuit):
         return _graph_of(content.circuit, content.run)
     found = graph_in(content.run)
     if found is None:
         raise UnknownNameError(
             "this run has no graph; record one with `graph: true` and at least one training step."
         )
-    return found
+    return found if content.circuit is None else _reduced(found, content.circuit)
+
+
+def _reduced(graph: Graph, effects: EdgeEffects) -> Graph:
+    """Return a graph with only the edges that have effects, and the nodes that they join."""
+    edges = tuple(
+        replace(edge, effect=effects.of([(edge.source, edge.sink)])[0])
+        for edge in graph.edges
+        if (edge.source, edge.sink) in effects.through
+    )
+    joined = {name for edge in edges for name in (edge.source, edge.sink)}
+    nodes = tuple(node for node in graph.nodes if node.name in joined)
+    return Graph(f"{effects.intervention}@{effects.step}", nodes, edges)
 
 
 def _graph_of(circuit: Circuit, run: Run) -> Graph:

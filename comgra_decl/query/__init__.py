@@ -18,6 +18,7 @@ if TYPE_CHECKING or find_spec("pandas") is not None:
 
     from .circuits import Circuit
     from .compare import compare, differences
+    from .edge_effects import EdgeEffects
     from .group import Group, open_group
     from .listing import RunSummary, list_runs
     from .opening import open_run, require_folder
@@ -42,6 +43,7 @@ __all__ = [
     "Circuit",
     "Clock",
     "Difference",
+    "EdgeEffects",
     "Ending",
     "Group",
     "Location",

@@ -26,6 +26,7 @@ from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
 from .circuits import Circuit, circuit_of
 from .display import from_viewer
+from .edge_effects import EdgeEffects, edge_effects_of
 from .effects import Effects, induction_table, tokens_of
 from .measured import memory_table, profile_steps, profile_table
 from .pictures import Picture, Pictures
@@ -794,6 +795,41 @@ class Run(RunFacts):
         at = effects.last(intervention) if step is None else step
         table, facts = effects.table(intervention, at, share=False), effects.facts(intervention, at)
         return circuit_of(intervention, at, table, facts, above=above, strongest=strongest)
+
+    def edge_effects(
+        self,
+        intervention: str,
+        step: int | None = None,
+        *,
+        above: float = 0.0,
+        strongest: int | None = None,
+    ) -> EdgeEffects:
+        """Return the effects of an intervention's paths on the edges of the recorded graph.
+
+            >>> run.edge_effects("edges").table()
+                                           effect  paths                       strongest
+            source        sink
+            blocks.1.attn blocks.1         0.0637      1           blocks.1.attn -> head
+            blocks.0      blocks.1.mlp.0   0.0297      1   blocks.0.attn -> blocks.1.mlp
+
+        A path leads from the changed module to its receiver, on every way through the graph that
+        passes through no other module of the intervention. The effect of an edge is the sum over
+        the paths through it.
+
+        Args:
+            intervention: one of `interventions`, with receivers as in `circuit`.
+            step: the step; None: the last.
+            above: edges are omitted unless the magnitude of their effect is larger.
+            strongest: the largest number of paths; None: all.
+
+        Raises:
+            UnknownNameError: as in `circuit`, or the run has no graph.
+        """
+        circuit = self.circuit(intervention, step, strongest=strongest)
+        structure = self.structure(circuit.step) if circuit.step in self.steps else self.structure()
+        if structure is None:
+            raise UnknownNameError("the run has no graph; record one with `graph: true`.")
+        return edge_effects_of(circuit, structure, above=above)
 
     def induction(self, step: int | None = None, *, type: str | None = None) -> pd.DataFrame:
         """Return how much each attention head attends to what followed the same token before.

@@ -111,3 +111,57 @@ def test_the_command_line_exports_the_paths_above_a_limit(run: Run, tmp_path: Pa
     assert CliRunner().invoke(app, [*where, *limits]).exit_code == 0
     found = json.loads((tmp_path / "g.json").read_text())
     assert len(found["edges"]) == 3
+
+
+def test_a_path_lies_on_all_ways_that_avoid_other_modules(run: Run) -> None:
+    effects, graph = run.edge_effects("heads"), nx.DiGraph(run.edges())
+    modules = {name for pair in effects.paths for name in pair}
+    means = run.effects("heads")["mean"].groupby(level=["node", "into"]).sum()
+    for (source, sink), effect in effects.paths.items():
+        assert effect == pytest.approx(means[source, sink], rel=1e-6)
+        others = {
+            name
+            for name in graph
+            for module in modules
+            if within(name, module) and not within(source, module) and not within(sink, module)
+        }
+        inner = {name for name in graph if within(name, sink)} - {source}
+        free = graph.subgraph({*graph} - (others - {source}))
+        expected = set()
+        for entry in inner & {*free}:  # the way ends where it enters the receiver
+            ways = nx.all_simple_edge_paths(
+                free.subgraph(({*free} - inner) | {entry}), source, entry
+            )
+            expected |= {edge for way in ways for edge in way}
+        found = {edge for edge, pairs in effects.through.items() if (source, sink) in pairs}
+        assert found == expected, (source, sink)
+        assert found
+    assert effects.unplaced == ()
+
+
+def within(inner: str, outer: str) -> bool:
+    return inner == outer or inner.startswith(f"{outer}.")
+
+
+def test_the_recorded_graph_is_reduced_to_edges_with_an_effect(run: Run, tmp_path: Path) -> None:
+    table = run.edge_effects("heads").table()
+    limit = float(table["effect"].abs().sort_values().iloc[len(table) // 2])
+    wanted = table[table["effect"].abs() > limit]
+    assert 0 < len(wanted) < len(table)
+    target = str(tmp_path / "g.json")
+    options = ["--circuit", "heads", "--on-graph", "--above", repr(limit)]
+    command = ["export", str(run.path), target, "--format", "json", *options]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    told = json.loads(Path(target).read_text())
+    edges = {(e["source"], e["target"]): e["effect"] for e in told["edges"]}
+    assert edges == pytest.approx(wanted["effect"].to_dict())
+    assert {n["id"] for n in told["nodes"]} == {name for edge in edges for name in edge}
+    effects = run.edge_effects("heads", above=limit)
+    graphml = nx.read_graphml(export_run(run, tmp_path / "g.xml", "graphml", circuit=effects))
+    assert {*graphml.edges} == {*edges}
+    dot = export_run(run, tmp_path / "g.dot", "dot", circuit=effects).read_text()
+    assert dot.count(" -> ") == len(edges)
+    mermaid = export_run(run, tmp_path / "g.mmd", "mermaid", circuit=effects).read_text()
+    assert mermaid.count("-->") + mermaid.count("-.->") == len(edges)
+    alone = CliRunner().invoke(app, [*command[:2], str(tmp_path / "h"), "--on-graph"])
+    assert alone.exit_code == 2

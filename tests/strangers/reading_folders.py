@@ -59,6 +59,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
     def measured() -> None:
         reads: list[Callable[[], Any]] = [run.profile, run.memory, run.induction]
         reads += [partial(run.circuit, name) for name in run.interventions]
+        reads += [partial(run.edge_effects, name) for name in run.interventions]
         reads += [partial(run.token_attributions, name) for name in run.spec.pictures]
         for read in reads:
             with contextlib.suppress(UnknownNameError):  # most runs have none
@@ -70,6 +71,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "induction": measured,
         "token_attributions": measured,
         "circuit": measured,
+        "edge_effects": measured,
         "slot": lambda: [slot(), slot().samples("mean")],
         "series": lambda: [run.series(node), slot().series("mean")],
         "row": lambda: run.row(step),

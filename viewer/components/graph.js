@@ -56,7 +56,7 @@ class Graph {
     this.#defs();
     this.world = svgElement(this.svg, "g", { class: "world" });
     this.layers = {};
-    for (const name of ["all", "hover", "near", "path", "nodes"]) {
+    for (const name of ["all", "flow", "hover", "near", "path", "nodes"]) {
       this.layers[name] = svgElement(this.world, "g", { class: `layer ${name}` });
     }
     this.shield = htmlElement(this.stage, "div", "shield");
@@ -192,6 +192,7 @@ class Graph {
     const heat = this.model.heat;
     this.boxes.paint(heat, this.camera.view);
     this.root.classList.toggle("painted", !!heat);
+    this.#drawFlow();
     drawLegend(this.legend, this.index, heat, this.model.legend);
     this.minimap.draw(this.index, heat);
   }
@@ -247,7 +248,30 @@ class Graph {
     }
   }
 
+  // Draws the edges that have a paint of their own, whether or not all edges are drawn.
+  #drawFlow() {
+    this.layers.flow.replaceChildren();
+    this.#tell("");
+    for (const { edge: [u, v], width, color, text } of this.model.flow) {
+      if (!this.index.boxes.has(u) || !this.index.boxes.has(v)) continue;
+      const line = svgElement(this.layers.flow, "path", { class: "edge carries",
+        d: this.index.route(u, v) });
+      line.style.stroke = safeColour(color, "#888888");
+      line.style.strokeWidth = `${+width}px`;
+      line.dataset.text = visible(text);
+      svgElement(line, "title").textContent = visible(text);
+    }
+  }
+
+  // Shows what the edge under the pointer says in place of the selected node.
+  #tell(text) {
+    if (text === (this.told ?? "")) return;
+    this.told = text;
+    this.#showInfo();
+  }
+
   #showInfo() {
+    if (this.told) return this.info.replaceChildren(this.told);
     const box = this.index?.boxes.get(this.highlight.hovered || this.selected);
     this.info.replaceChildren();
     if (!box) return;
@@ -362,7 +386,7 @@ class Graph {
     model.on("path", () => this.highlight.trace(model.path));
     model.on("loose", () => this.highlight.loosen(model.loose));
     model.on("info", () => this.#showInfo());
-    for (const name of ["heat", "legend"]) model.on(name, () => this.#recolourSoon());
+    for (const name of ["heat", "flow", "legend"]) model.on(name, () => this.#recolourSoon());
     model.on("shown", () => this.#showHidden());
     const idAt = (event) => event.target.closest?.(".node")?.dataset.id;
     svg.addEventListener("click", (event) => {
@@ -373,8 +397,14 @@ class Graph {
       else if (id) this.#select(id, { further: event.shiftKey });
     });
     svg.addEventListener("dblclick", (event) => this.#open(idAt(event)));
-    svg.addEventListener("pointerover", (event) => this.#hover(idAt(event) ?? null));
-    svg.addEventListener("pointerleave", () => this.#hover(null));
+    svg.addEventListener("pointerover", (event) => {
+      this.#tell(event.target.closest?.(".carries")?.dataset.text ?? "");
+      this.#hover(idAt(event) ?? null);
+    });
+    svg.addEventListener("pointerleave", () => {
+      this.#tell("");
+      this.#hover(null);
+    });
     svg.addEventListener("keydown", (event) => this.#key(event));
     svg.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
     this.#listenDrag();

@@ -28,6 +28,8 @@ class GraphView(Component):
             before it sends the message.
         heat: Paint per box id, `{"fill": "#rrggbb", "text": second line, "hatched": bool}`. All
             other boxes are drawn as missing. If None, boxes are coloured by kind.
+        flow: Paint of edges, `{"edge": [box id, box id], "width": pixels, "color": "#rrggbb",
+            "text": what the edge says under the pointer}`, drawn in this order over all edges.
         legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat.
             Optional keys are `"log": bool` (shown as text) and `"help": str` (a tooltip).
         info: One line about the selected node, shown below the graph.
@@ -40,6 +42,7 @@ class GraphView(Component):
     scene = param.Dict(default={"boxes": [], "edges": [], "width": 0, "height": 0, "bands": []})
     selected = param.String(default="")
     heat = param.Dict(default=None, allow_None=True)
+    flow = param.List(default=[], item_type=dict)
     legend = param.Dict(default=None, allow_None=True)
     info = param.String(default="")
     loose = param.Dict(default={"of": "", "boxes": []})

@@ -7,9 +7,10 @@ const BAND_HEIGHT = 20;
 // Fills the legend: visible kinds, or the colour scale of the statistic.
 function drawLegend(element, index, heat, legend) {
   element.replaceChildren();
-  element.title = heat ? legend?.help || "" : "";
-  element.dataset.painted = heat ? legend?.title || "" : "kind";
+  element.title = legend?.help || "";
+  element.dataset.painted = heat || legend ? legend?.title || "" : "kind";
   if (heat) return drawScale(element, index, heat, legend);
+  if (legend) return drawRamp(element, legend);
   const present = new Set([...index.boxes.values()].map((box) => box.kind));
   for (const kind of KINDS.filter((name) => present.has(name))) {
     const item = htmlElement(element, "span", `key kind-${kind}`);
@@ -18,17 +19,19 @@ function drawLegend(element, index, heat, legend) {
   }
 }
 
+function drawRamp(element, legend) {
+  htmlElement(element, "span", "title", legend.title);
+  if (legend.log) htmlElement(element, "span", "end", "log scale");
+  htmlElement(element, "span", "end", legend.low);
+  const colours = (legend.colors || []).map((colour) => safeColour(colour, "#888888"));
+  const ramp = htmlElement(element, "span", "ramp");
+  ramp.style.background = `linear-gradient(to right, ${colours.join(", ")})`;
+  htmlElement(element, "span", "end", legend.high);
+}
+
 function drawScale(element, index, heat, legend) {
   const paints = [...index.boxes.keys()].map((id) => heat[id]);
-  if (legend) {
-    htmlElement(element, "span", "title", legend.title);
-    if (legend.log) htmlElement(element, "span", "end", "log scale");
-    htmlElement(element, "span", "end", legend.low);
-    const colours = (legend.colors || []).map((colour) => safeColour(colour, "#888888"));
-    const ramp = htmlElement(element, "span", "ramp");
-    ramp.style.background = `linear-gradient(to right, ${colours.join(", ")})`;
-    htmlElement(element, "span", "end", legend.high);
-  }
+  if (legend) drawRamp(element, legend);
   const extra = (name, text) => {
     const item = htmlElement(element, "span", "key");
     htmlElement(item, "span", `swatch ${name}`);

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.model.catalogue import RunEntry
+from comgra_decl.viewer.model.edge_paint import EFFECTS, painted_interventions
 from comgra_decl.viewer.model.findings import RULE, painted_rule, rule_label, rules_of
 from comgra_decl.viewer.model.labels import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
 from comgra_decl.viewer.model.ranks import without_rank
@@ -164,6 +165,10 @@ def _colours(view: RunView, colour: str) -> Field:
     options += [Option(TIME, TIME)] if has_times(view) else []
     rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
     options += [Option(f"{RULE}{rule}", rule_label(rule), "findings of a rule") for rule in rules]
+    options += [
+        Option(f"{EFFECTS}{name}", f"effects of {name}", "on the edges")
+        for name in painted_interventions(view)
+    ]
     style = "buttons" if len(options) <= 3 else "menu"
-    help_ = "Colours the nodes by kind, by statistic, or by findings at this step"
+    help_ = "Colours the nodes by kind, by statistic, or by findings at this step, or the edges"
     return Field("colour", "Graph colours", colour, tuple(options), help_, style)

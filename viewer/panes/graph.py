@@ -16,7 +16,7 @@ from comgra_decl.viewer.graph.layout import (
     expansion_for,
     node_of,
 )
-from comgra_decl.viewer.model import compare, time_use, unusual
+from comgra_decl.viewer.model import compare, edge_paint, time_use, unusual
 from comgra_decl.viewer.model.between import between_of, boxes_of
 from comgra_decl.viewer.model.findings import paint_of, painted_rule
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of, loose_of
@@ -85,8 +85,13 @@ class GraphPane(Pane):
         changes["loose"] = loose_of(shown.at, graph, self._scene)
         changes["path"] = self._path(shown, graph)
         changes["heat"], changes["legend"] = None, None
+        changes["flow"] = []
         rule = painted_rule(shown.view, shown.colour)
-        if rule is not None:
+        if shown.colour.startswith(edge_paint.EFFECTS):
+            changes["flow"], changes["legend"] = edge_paint.paint_of(
+                shown.view, shown.at, self._scene, shown.colour.removeprefix(edge_paint.EFFECTS)
+            )
+        elif rule is not None:
             boxes = ((box.id, box.members) for box in self._scene.boxes)
             changes["heat"], changes["legend"] = paint_of(
                 shown.view, shown.at, graph, boxes=boxes, rule=rule

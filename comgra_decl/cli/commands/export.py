@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line
+
+if TYPE_CHECKING:
+    from comgra_decl.query import Circuit, EdgeEffects
 
 PANEL = "Keep"
 
@@ -47,11 +50,19 @@ def command(
             "graphml."
         ),
     ] = None,
+    on_graph: Annotated[
+        bool,
+        typer.Option(
+            "--on-graph",
+            help="With --circuit: the recorded graph, reduced to the edges through which paths "
+            "lead. --above then means the sum of their effects.",
+        ),
+    ] = False,
     step: Annotated[
         int | None, typer.Option(help="Step of the circuit; by default the last one.")
     ] = None,
     above: Annotated[
-        float, typer.Option(min=0.0, help="Omit paths whose mean effect is not larger.")
+        float, typer.Option(min=0.0, help="Omit paths, or edges, whose effect is not larger.")
     ] = 0.0,
     strongest: Annotated[
         int | None, typer.Option(min=1, help="Largest number of paths of the circuit.")
@@ -70,9 +81,12 @@ def command(
 
     opened = open_run(run)
     selection = Selection(nodes, tuple(passes or ()), tuple(statistic or ()), series or SERIES)
-    graph = None
+    graph: Circuit | EdgeEffects | None = None
+    if on_graph and circuit is None:
+        raise typer.BadParameter("--on-graph needs --circuit, the intervention")
     if circuit is not None:
-        graph = opened.circuit(circuit, step, above=above, strongest=strongest)
+        make = opened.edge_effects if on_graph else opened.circuit
+        graph = make(circuit, step, above=above, strongest=strongest)
     with bar() as on_progress:
         written = export_run(
             opened, target, format_, selection=selection, circuit=graph, progress=on_progress

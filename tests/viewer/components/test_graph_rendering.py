@@ -55,6 +55,40 @@ def test_heat_paints_boxes_and_says_what_is_missing_or_not_finite(show: Show, pa
     expect(page.locator(".legend")).to_contain_text("computed")
 
 
+def test_painted_edges_say_their_number_under_the_pointer(show: Show, page: Any) -> None:
+    flow = [
+        {"edge": ["embed", "blocks.0"], "width": 2, "color": "#2463ad", "text": "effect -0.1"},
+        {"edge": ["blocks.0", "blocks.1"], "width": 9, "color": "#d1561f", "text": "effect 0.5"},
+        {"edge": ["blocks.1", "blocks.2"], "width": 3, "color": "url(x)", "text": "a\x1bb"},
+        {"edge": ["blocks.1", "nowhere"], "width": 3, "color": "#000000", "text": "no box"},
+    ]
+    legend = {"title": "effects", "low": "-0.5", "high": "0.5", "colors": ["#2463ad", "#d1561f"]}
+    shown = show(lambda: graph(flow=flow, legend=legend))
+    lines = page.locator(".flow path")
+    expect(lines).to_have_count(3)
+    look = "els => els.map((e) => [getComputedStyle(e).stroke, getComputedStyle(e).strokeWidth])"
+    assert lines.evaluate_all(look) == [
+        ["rgb(36, 99, 173)", "2px"],
+        ["rgb(209, 86, 31)", "9px"],
+        ["rgb(136, 136, 136)", "3px"],
+    ]
+    for text in ("effects", "-0.5", "0.5"):
+        expect(page.locator(".legend")).to_contain_text(text)
+    middle = """path => {
+      const { x, y } = path.getPointAtLength(path.getTotalLength() / 2);
+      const at = new DOMPoint(x, y).matrixTransform(path.getScreenCTM());
+      return [at.x, at.y];
+    }"""
+    page.mouse.move(*lines.nth(1).evaluate(middle))
+    expect(page.locator(".info")).to_have_text("effect 0.5")
+    expect(lines.nth(1).locator("title")).to_have_text("effect 0.5")
+    page.mouse.move(0, 0)
+    expect(page.locator(".info")).not_to_contain_text("effect")
+    shown.set(flow=[], legend=None)
+    expect(lines).to_have_count(0)
+    expect(page.locator(".legend")).to_contain_text("computed")
+
+
 @pytest.fixture
 def never_idle(page: Any) -> Iterator[None]:
     """Lets the browser collect what it would do when idle: `asked`."""
