@@ -29,6 +29,7 @@ from comgra_decl.query import Run
 from comgra_decl.query.checkpoints import Checkpoint, all_tensors, as_tensor
 from comgra_decl.record.context import RunContext
 from comgra_decl.record.session import Session
+from comgra_decl.spec.probes import probe_type
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -48,6 +49,9 @@ OF_TENSORS = (
 """The keys of a spec that apply to a single call."""
 
 _MOST_SAMPLES = 65536
+
+_SAMPLES = "look"
+"""The probe whose samples are those of the call."""
 
 
 class Look(Run):
@@ -87,6 +91,7 @@ def look(
     spec: str | Path | Mapping[str, Any] | Spec = "debug",
     weights: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
+    pictures: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> Look:
     """Record one call of a model, without training it and without a run folder.
@@ -103,14 +108,18 @@ def look(
         model: the model. Wrappers such as DistributedDataParallel and `torch.compile` are removed.
         *inputs: its positional arguments.
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. Only
-            what it says about tensors applies: nodes, statistics, histograms and the graph. Probes,
-            pictures and interventions are ignored; `comgra-decl look` makes them.
+            what it says about tensors and pictures applies: nodes, statistics, histograms, the
+            graph, and pictures, for which the samples of the call take the place of the probe's.
+            Interventions are ignored; `comgra-decl look` makes them.
         weights: parameters and buffers by name, as in the state dict of the model or its wrapper,
             or from `run.checkpoint(step)`; None to use those of the model.
         loss: receives the model's output and returns the scalar whose gradients are recorded; None
             to record no gradients. If it has a parameter called `model`, it also receives the copy,
             for terms such as a penalty on parameters. It is called as it is, so a loss that is a
             module with buffers may change them.
+        pictures: pictures of the samples, as in a spec but without `of`: `{"cam": {"method":
+            "grad_cam", "select": "conv2"}}` for `cache.picture("cam")`. They need further passes
+            through a copy, and with them, the call itself is made with gradients enabled.
         **kwargs: keyword arguments of the model.
 
     Returns:
@@ -123,9 +132,9 @@ def look(
         SpecError: the spec is invalid.
     """
     _check(model, loss)
-    content = _declared(spec)
+    content = _declared(spec, pictures)
     step = weights.step if isinstance(weights, Checkpoint) else 0
-    gradient = torch.is_grad_enabled() or loss is not None
+    gradient = torch.is_grad_enabled() or loss is not None or bool(content["pictures"])
     folder = Path(tempfile.mkdtemp(prefix="comgra-look-"))
     try:
         with ExitStack() as stack:
@@ -174,7 +183,9 @@ def _check(model: object, loss: object) -> None:
         )
 
 
-def _declared(source: str | Path | Mapping[str, Any] | Spec) -> dict[str, Any]:
+def _declared(
+    source: str | Path | Mapping[str, Any] | Spec, pictures: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Return the content of the spec of a single call."""
     from comgra_decl.doors.checked_spec import declared
 
@@ -187,8 +198,10 @@ def _declared(source: str | Path | Mapping[str, Any] | Spec) -> dict[str, Any]:
         entry["capture"] = [what for what in entry["capture"] if what not in _OF_UPDATES]
         if not entry["capture"]:
             del content["nodes"][name]
+    declared_pictures = {**content["pictures"], **_checked_pictures(pictures)}
     return {
         **{key: content[key] for key in OF_TENSORS},
+        "pictures": {name: {**each, "of": _SAMPLES} for name, each in declared_pictures.items()},
         "values": {"max_elements": 1 << 62},
         "preview": False,
         "rules": "off",
@@ -198,11 +211,24 @@ def _declared(source: str | Path | Mapping[str, Any] | Spec) -> dict[str, Any]:
     }
 
 
+def _checked_pictures(pictures: object) -> dict[str, Any]:
+    given = {} if pictures is None else pictures
+    if not isinstance(given, Mapping):
+        raise CallError(f"pictures must map names to pictures, got {shown(pictures)}")
+    for name, picture in given.items():
+        if not isinstance(picture, Mapping):
+            raise CallError(f"pictures[{name!r}] must be a mapping, got {shown(picture)}")
+    return dict(given)
+
+
 def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int) -> Spec:
     """Return the spec of a call with the given number of samples, stored in a folder."""
     from comgra_decl.spec import load_spec
 
     samples = {**content["samples"], "count": min(batch, _MOST_SAMPLES)}
+    if content["pictures"]:  # `by` would choose among the samples and reorder them
+        own = {"samples": {"count": samples["count"]}, "mode": "as_is"}
+        content = {**content, "probes": {_SAMPLES: own}}
     schedule = {"steps": [step], "step": "explicit", "max_iterations": None}
     run = {**content["run"], "root": str(folder)}
     return load_spec({**content, "run": run, "schedule": schedule, "samples": samples})
@@ -351,6 +377,7 @@ class _CallSession(Session):
         (step,) = self._spec.schedule.steps or [0]
         manager.begin_at(step)
         manager.expect(self._model)
+        manager.probe_single_call()
         return manager
 
     def end_call(self) -> None:
@@ -379,7 +406,15 @@ class _CallSession(Session):
                 "nothing was recorded: the model has no tensors, or the spec selects none of them. "
                 'Select modules under `nodes`, as in {all: {select: "**"}}'
             )
+        self._check_pictures(run)
         return self.path
+
+    def _check_pictures(self, run: Run) -> None:
+        """Raise an error if the pictures could not be made at all; one of them says why itself."""
+        if self._spec.probes and probe_type(_SAMPLES) not in run.types:
+            start = f"probe {_SAMPLES!r}: "
+            found = [w.removeprefix(start) for w in run.report["warnings"] if w.startswith(start)]
+            raise CallError(f"no pictures could be made: {'; '.join(found) or 'see the report'}")
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -360,6 +360,11 @@ class HookManager:
         """Record calls of a model even if it has no parameters; call it before `attach`."""
         self._declared.tracer.expected = weakref.ref(model)
 
+    def probe_single_call(self) -> None:
+        """Run the probes after the only call that is recorded; call it before `attach`."""
+        if self._train.probing is not None:
+            self._train.probing.single = True
+
     def before_models(self, function: Callable[[str, nn.Module], None]) -> None:
         """Call a function before a trained model is called in a recorded step.
 

@@ -219,7 +219,9 @@ class StepRecords:
         if backward and self._unended.found is None:
             self._reporter.warn(_NEVER_STEPPED)
         mode = "train" if backward else _EVAL
-        self._emit(self._train, StepInfo(self._state.number, time.time(), mode, mode))
+        info = StepInfo(self._state.number, time.time(), mode, mode)
+        self._emit(self._train, info)
+        self._probe_call(info)
 
     # -- evaluations ---------------------------------------------------------------------------
 
@@ -306,6 +308,7 @@ class StepRecords:
         self._train.as_evaluation()
         self._declared.structures.as_evaluation()
         self._emit(self._train, info)
+        self._probe_call(info)
 
     # -- emitting ------------------------------------------------------------------------------
 
@@ -358,6 +361,12 @@ class StepRecords:
             probing.ended(info, self._table, self._sink)
             self._declared.agenda.extend(probing.following)
         probing.drop()
+
+    def _probe_call(self, info: StepInfo) -> None:
+        """Run the probes after a record that is no step, if a single call is recorded."""
+        probing = self._train.probing
+        if probing is not None and probing.single:
+            self._probe(probing, info, due=True)
 
     def _warn_of(self, capture: StepCapture) -> None:
         if capture.cut:

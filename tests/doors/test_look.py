@@ -486,7 +486,6 @@ def test_what_a_spec_says_about_a_training_run_is_ignored() -> None:
     spec = {
         **EVERYTHING,
         "probes": {"eyes": {"samples": {"count": 2}}},
-        "pictures": {"cam": {"method": "saliency", "of": "eyes"}},
         "interventions": {"off": {"of": "eyes", "select": "*", "do": "zero"}},
         "checkpoints": {"every": 1},
         "keep": {"ring": 3, "when": ["nonfinite"]},

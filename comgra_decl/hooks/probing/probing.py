@@ -39,6 +39,7 @@ class Probing:
 
     Attributes:
         first: called with (node, model) before a trained model is called; None for nothing.
+        single: whether a single call is recorded, which the probes follow even if it is no step.
         perturbations: copies models for experiments after the training, if the spec asks for them.
     """
 
@@ -59,6 +60,7 @@ class Probing:
         self._known: dict[str, Any] = {}  # of the newest record of each probe
         self._attach = attach
         self.first: Callable[[str, nn.Module], None] | None = None
+        self.single = False
         self._scheduled = scheduled
         self._checkpoints = (
             None
