@@ -7,9 +7,11 @@ is replaced after each block of rows, so that a harvest that was interrupted can
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,12 +26,16 @@ from pydantic import Field, TypeAdapter, ValidationError
 from comgra_decl.errors import HarvestError, UnknownNameError, did_you_mean, shown
 from comgra_decl.spec.nodes import Selectors
 from comgra_decl.spec.selectors import is_selected, misses
+from comgra_decl.store.locking import taken_if_free
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
 FILE = "harvest.json"
+LOCK = "harvest.lock"
+"""The file that names the process that is harvesting."""
+
 ORIGINS = "@origins"
 """The array with the number of the batch, the sample and the position of each row, [rows, 3]."""
 
@@ -243,21 +249,95 @@ def harvest(
         features: the dim of the activations that becomes the columns; 1 for convolutions.
 
     Raises:
-        HarvestError: nothing is selected, activations do not fit together or to the folder, or a
-            module returns no floating-point tensor.
+        HarvestError: nothing is selected, activations do not fit together or to the folder, a
+            module returns no floating-point tensor, or another process is harvesting into the
+            folder.
     """
     _check_arguments(role=role, dtype=dtype, rows=rows)
     folder = Path(path)
     modules = _selected(model, select)
     if folder.exists() and not folder.is_dir():
         raise HarvestError(f"{folder} is a file, not a folder")
+    kind = {"nodes": [*modules], "role": role, "dtype": dtype, "features": features}
+    if _existing(folder, rows=rows, **kind)[1]:
+        return Harvest(folder)
+    with _alone(folder):
+        state, done = _existing(folder, rows=rows, **kind)
+        if not done:
+            _harvest(model, batches, folder, state, modules, mask=mask, rows=rows, kind=kind)
+        return Harvest(folder)
+
+
+def _existing(folder: Path, *, rows: int | None, **kind: Any) -> tuple[_State | None, bool]:
+    """Return what a folder contains of a harvest, and whether that is all of it."""
     state = _State.load(folder) if (folder / FILE).exists() else None
-    if state is None and folder.exists() and any(folder.iterdir()):
-        raise HarvestError(f"{folder} is not empty and contains no harvest; choose another folder")
-    if state is not None:
-        _check(state, folder, [*modules], role=role, dtype=dtype, features=features)
-        if state.complete or (rows is not None and state.rows >= rows):
-            return Harvest(folder)
+    if state is None:
+        if folder.exists() and any(path.name != LOCK for path in folder.iterdir()):
+            raise HarvestError(
+                f"{folder} is not empty and contains no harvest; choose another folder"
+            )
+        return None, False
+    _check(state, folder, **kind)
+    return state, state.complete or (rows is not None and state.rows >= rows)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from harvesting into a folder, which is created if necessary.
+
+    The lock ends with the process. A data loader's processes may outlive it by seconds and hold the
+    lock, so that the process that has it is looked up, too.
+    """
+    created = not folder.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    note = folder / LOCK
+    with taken_if_free(folder) as free:
+        if not free and (holder := _living(note)) is not None:
+            raise HarvestError(
+                f"{folder} is being harvested by {holder}. Wait until it ends, or choose another "
+                "folder"
+            )
+        note.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}))
+        try:
+            yield
+        finally:
+            note.unlink(missing_ok=True)
+            if created:
+                with suppress(OSError):  # it contains a harvest
+                    folder.rmdir()
+
+
+def _living(note: Path) -> str | None:
+    """Return the process that holds a lock; None if it has ended."""
+    try:
+        found = json.loads(note.read_text())
+        pid, host = int(found["pid"]), str(found["host"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"  # which is about to write the note, or to remove it
+    if host != socket.gethostname():
+        return f"process {pid} on {host}"
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except OSError:  # of another user
+        pass
+    return f"process {pid}"
+
+
+def _harvest(
+    model: nn.Module,
+    batches: Iterable[Any],
+    folder: Path,
+    state: _State | None,
+    modules: Mapping[str, nn.Module],
+    *,
+    mask: Callable[[Any], torch.Tensor] | str | None,
+    rows: int | None,
+    kind: Mapping[str, Any],
+) -> None:
+    """Run the model on the batches that are not stored yet."""
+    role, dtype, features = kind["role"], kind["dtype"], kind["features"]
     first = (0, 0) if state is None else state.batch
     writer = None if state is None else _Writer(folder, state, most=rows)
     for number, batch in enumerate(batches):
@@ -270,11 +350,10 @@ def harvest(
             writer = _Writer(folder, state, most=rows)
         if writer.add(number, table, index, skip=first[1] if number == first[0] else 0):
             writer.end(complete=False)
-            return Harvest(folder)
+            return
     if writer is None:
         raise HarvestError("the data set has no batch")
     writer.end(complete=True)
-    return Harvest(folder)
 
 
 def _check_arguments(*, role: str, dtype: str | None, rows: Any) -> None:
@@ -423,8 +502,8 @@ def _rows(
 def _check(
     state: _State,
     folder: Path,
-    nodes: list[str],
     *,
+    nodes: list[str],
     role: str,
     dtype: str | None,
     features: int,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from comgra_decl.errors import StoreError
@@ -46,6 +46,16 @@ def held_alone(folder: Path) -> Iterator[bool]:
 
 
 @contextmanager
+def taken_if_free(folder: Path) -> Iterator[bool]:
+    """Try to hold the lock on a folder; yield whether no other process holds it.
+
+    Also yields True where there are no locks.
+    """
+    with _held(folder) as lock:
+        yield lock is None or _taken(lock, wait=False)
+
+
+@contextmanager
 def _held(folder: Location) -> Iterator[int | None]:
     """Yield a handle to a folder; None if it cannot be locked (in a bucket, without POSIX)."""
     if not isinstance(folder, Path) or os.name != "posix":
@@ -55,7 +65,16 @@ def _held(folder: Location) -> Iterator[int | None]:
     try:
         yield handle
     finally:
+        _release(handle)
         os.close(handle)
+
+
+def _release(handle: int) -> None:
+    """Release a lock; closing the handle does not if a forked child has it, too."""
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def _taken(handle: int, *, wait: bool) -> bool:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ import comgra_decl as comgra
 from comgra_decl.cli.main import main
 from comgra_decl.errors import HarvestError, UnknownNameError
 from comgra_decl.experiments import harvest as module
+from comgra_decl.store.locking import taken_if_free
 
 WIDTH, TOKENS = 6, 11
 
@@ -337,3 +342,68 @@ def test_a_source_that_does_not_exist_is_explained(
         main(["harvest", source, "h", "--select", "1"])
     assert ended.value.code == 2
     assert why in " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
+
+
+BUSY = """
+import sys, torch
+from pathlib import Path
+from torch import nn
+import comgra_decl as comgra
+
+def batches():
+    yield torch.ones(2, 3)
+    print("begun", flush=True)
+    sys.stdin.readline()
+
+comgra.harvest(nn.Sequential(nn.Linear(3, 4)), batches(), sys.argv[1], select="0")
+"""
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that is harvesting into a folder, until it is told to go on."""
+    command = [sys.executable, "-c", BUSY, str(tmp_path / "h")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        yield process
+        process.kill()
+
+
+def test_two_harvests_into_one_folder_are_refused(
+    tmp_path: Path, busy: subprocess.Popen[str]
+) -> None:
+    model, batches = nn.Sequential(nn.Linear(3, 4)), [torch.ones(2, 3)] * 3
+    with pytest.raises(HarvestError, match=f"is being harvested by process {busy.pid}. Wait"):
+        comgra.harvest(model, batches, tmp_path / "h", select="0")
+    busy.kill()
+    busy.wait()
+    assert (tmp_path / "h" / module.LOCK).exists()  # what a killed process leaves
+    assert comgra.harvest(model, batches, tmp_path / "h", select="0").rows == 6
+    assert not (tmp_path / "h" / module.LOCK).exists()
+
+
+def test_a_lock_that_outlives_its_process_in_a_worker_is_no_lock(tmp_path: Path) -> None:
+    model, batches = nn.Sequential(nn.Linear(3, 4)), [torch.ones(2, 3)]
+    (tmp_path / "h").mkdir()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    note = {"pid": ended.pid, "host": socket.gethostname()}
+    with taken_if_free(tmp_path / "h") as free:  # as a data loader's process holds it
+        assert free
+        (tmp_path / "h" / module.LOCK).write_text(json.dumps({**note, "host": "elsewhere"}))
+        with pytest.raises(HarvestError, match=f"by process {ended.pid} on elsewhere"):
+            comgra.harvest(model, batches, tmp_path / "h", select="0")
+        (tmp_path / "h" / module.LOCK).write_text("{")
+        with pytest.raises(HarvestError, match="by another process"):
+            comgra.harvest(model, batches, tmp_path / "h", select="0")
+        (tmp_path / "h" / module.LOCK).write_text(json.dumps(note))
+        assert comgra.harvest(model, batches, tmp_path / "h", select="0").rows == 2
+
+
+def test_a_harvest_that_cannot_begin_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(HarvestError, match="no batch"):
+        comgra.harvest(nn.Sequential(nn.Linear(3, 4)), [], tmp_path / "a" / "h", select="0")
+    assert not (tmp_path / "a" / "h").exists()
