@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import shutil
 import tempfile
@@ -267,11 +268,27 @@ def _usual(loss: Callable[..., torch.Tensor] | None) -> TrainStep:
                 "model, optimizer and one batch for each call"
             )
         (batch,) = batches
+        _check_takes(loss, batch.targets)
         optimizer.zero_grad()
         loss(model(*batch.args, **batch.kwargs), *batch.targets).backward()
         optimizer.step()
 
     return train_step
+
+
+def _check_takes(loss: Callable[..., Any], targets: Sequence[torch.Tensor]) -> None:
+    try:
+        signature = inspect.signature(loss)
+    except (TypeError, ValueError):  # a built-in function
+        return
+    try:
+        signature.bind(None, *targets)
+    except TypeError as error:
+        raise ReplayError(
+            f"loss cannot be called with the output and {len(targets)} recorded targets ({error}). "
+            "A target is what the loss compares the output with, unless it is an input of the "
+            "model; pass train_step, which receives all of them"
+        ) from None
 
 
 # -- playing -----------------------------------------------------------------------------------

@@ -251,6 +251,8 @@ class Steps:
             if self._turns.elsewhere(ends=True) is None:
                 self.note_scale(scaler, always=True)
                 self._train.skipped = True
+                if self._state.armed and self._train.probing is not None:
+                    self._train.probing.stepping(optimizer, closure=False)
             self._scalars.measured(SKIPPED_STEP, 1.0)
             self._scalars.note("the optimizer step was skipped: a gradient is not finite")
         self._idle.after_optimizer(optimizer, None, None)

@@ -407,3 +407,60 @@ def test_they_stay_within_the_disk_budget(monkeypatch: pytest.MonkeyPatch) -> No
         train(3)
     assert {s.info.type for s in found.steps} == {"train"}  # the batch and Adam's state come on top
     assert any("more than half of the" in w for w in found.report["warnings"])
+
+
+def test_a_step_that_a_scaler_skips_is_skipped_again(tmp_path: Path) -> None:
+    def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+        optimizer.zero_grad()
+        scaler.scale(F.mse_loss(model(*batch.args), batch.target)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = copy.deepcopy(model.state_dict())
+    with comgra.trace(REPLAYED, root=tmp_path) as session:
+        for size in (torch.inf, 1.0):
+            train_step(model, optimizer, Batch((torch.ones(4, 3) * size,), {}, (torch.ones(4, 1),)))
+    run = comgra.open_run(session.path or "")
+    own = torch.optim.SGD(model.parameters(), lr=7.0)
+    again = comgra.replay(run, 0, model=model, optimizer=own, train_step=train_step, scaler=scaler)
+    assert again.steps.tolist() == [0]
+    assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+    assert scaler.get_scale() == 4.0
+    comgra.replay(run, 1, model=model, optimizer=own, train_step=train_step, scaler=scaler)
+    assert not all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
+
+
+def test_an_input_is_no_target(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.randn(4, 3)
+    with comgra.trace(REPLAYED, root=tmp_path) as session:
+        F.mse_loss(model(x), x).backward()
+        optimizer.step()
+    after = copy.deepcopy(model.state_dict())
+    run = comgra.open_run(session.path or "")
+    own: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    with pytest.raises(ReplayError, match=r"with the output and 0 recorded targets \(missing"):
+        comgra.replay(run, 0, **own, loss=F.mse_loss)
+
+    def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+        optimizer.zero_grad()
+        F.mse_loss(model(*batch.args), batch.args[0]).backward()
+        optimizer.step()
+
+    comgra.replay(run, 0, **own, train_step=train_step)
+    assert all(torch.equal(t, after[n]) for n, t in model.state_dict().items())
+
+
+def test_steps_without_room_on_disk_extend_no_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Meter, "disk_bytes", 0.0, raising=False)
+    schedule = {"budget": {"disk": "26500B"}, "first": 1, "every": 10}
+    replay = {"every": 1, "replay": {"steps": 3}}
+    with recording({**EVERYTHING, "schedule": schedule, "checkpoints": replay}) as found:
+        train(40)
+    assert [s.info.step for s in found.steps if s.info.type == "replay"] == [0]
+    steps = [s.info.step for s in found.steps if s.info.type == "train"]
+    assert steps == [0, 1, 2, 10, 20, 30]  # step 1 did not fit, when 2 was already planned

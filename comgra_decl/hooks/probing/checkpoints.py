@@ -80,7 +80,7 @@ class Checkpoints:
     @property
     def due(self) -> bool:
         """Whether something of the step in progress is stored if it is recorded."""
-        return self._whole or (not self._over and self.following > 0)
+        return self._whole or self.following > 0
 
     @property
     def _whole(self) -> bool:
@@ -91,7 +91,7 @@ class Checkpoints:
     @property
     def following(self) -> int:
         """How many of the next steps are recorded because they may be replayed."""
-        return 0 if self._replays is None else self._replays.following
+        return 0 if self._replays is None or self._over else self._replays.following
 
     @property
     def replays(self) -> Replays | None:
