@@ -23,6 +23,11 @@ from comgra_decl.query.compare import compare
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.copying import copy_run
 from comgra_decl.store.verify import verify
+from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.model.compare import statistics_of
+from comgra_decl.viewer.model.comparison_target import other_of
+from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.model.sheet import slot_of
 from tests.support.programs import python
 from tests.support.recording import EVERYTHING, recording
 
@@ -464,3 +469,23 @@ def test_steps_without_room_on_disk_extend_no_schedule(monkeypatch: pytest.Monke
     assert [s.info.step for s in found.steps if s.info.type == "replay"] == [0]
     steps = [s.info.step for s in found.steps if s.info.type == "train"]
     assert steps == [0, 1, 2, 10, 20, 30]  # step 1 did not fit, when 2 was already planned
+
+
+def test_compare_shows_a_changed_replay_beside_the_run(
+    recorded: tuple[Run, list[dict[str, Tensor]]], tmp_path: Path
+) -> None:
+    run, _ = recorded
+    copy_run(run.path, tmp_path / "real")
+    played(run, 4)[0].save(tmp_path / "same")
+    played(run, 4, change={"without": [0]})[0].save(tmp_path / "changed")
+    catalogue = Catalogue(tmp_path)
+    catalogue.refresh()
+    view = catalogue.open("real")
+    where = resolve(view, Selection(node="head", step=4, statistic="std"), {})
+    for name, equal in (("same", True), ("changed", False)):
+        other = other_of(catalogue, view, where, run=name, step=None)
+        assert (other.run, other.step) == (name, 4)
+        pair = dict(statistics_of(view, slot_of(view, where, "forward"), other, where))["std"]
+        wanted = compare([run, comgra.open_run(tmp_path / name)], "head", "std").loc[4]
+        assert (pair.here, pair.there) == pytest.approx(tuple(wanted))
+        assert (pair.here == pair.there) == equal
