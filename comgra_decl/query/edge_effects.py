@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import pandas as pd
@@ -63,16 +63,11 @@ def edge_effects_of(circuit: Circuit, structure: Structure, *, above: float) -> 
     for link in circuit.links:
         pair = circuit.nodes[link.source], circuit.nodes[link.sink]
         paths[pair] = paths.get(pair, 0.0) + link.effect
-    modules = {*circuit.nodes.values()}
-    after: dict[str, list[str]] = {}
-    before: dict[str, list[str]] = {}
-    for source, sink in _edges(structure):
-        after.setdefault(source, []).append(sink)
-        before.setdefault(sink, []).append(source)
+    graph = _graph(structure, {*circuit.nodes.values()})
     through: dict[Pair, list[Pair]] = {}
     unplaced = []
     for pair in paths:
-        edges = _ways(*pair, modules, after, before)
+        edges = graph.ways(*pair)
         for edge in edges:
             through.setdefault(edge, []).append(pair)
         if not edges:
@@ -85,6 +80,20 @@ def edge_effects_of(circuit: Circuit, structure: Structure, *, above: float) -> 
     return EdgeEffects(
         circuit.intervention, circuit.step, circuit.measure, paths, kept, tuple(unplaced)
     )
+
+
+def _graph(structure: Structure, modules: Iterable[str]) -> _Graph:
+    after: dict[str, list[str]] = {}
+    before: dict[str, list[str]] = {}
+    for source, sink in _edges(structure):
+        after.setdefault(source, []).append(sink)
+        before.setdefault(sink, []).append(source)
+    listed = [*modules]
+    owners = {
+        node: frozenset(module for module in listed if _within(node, module))
+        for node in {*after, *before}
+    }
+    return _Graph(after, before, owners)
 
 
 def _edges(structure: Structure) -> Iterator[Pair]:
@@ -102,51 +111,50 @@ def _edges(structure: Structure) -> Iterator[Pair]:
             yield pair
 
 
-def _ways(
-    source: str,
-    sink: str,
-    modules: Iterable[str],
-    after: Mapping[str, list[str]],
-    before: Mapping[str, list[str]],
-) -> set[Pair]:
-    """Return the edges on all ways from one module into another that pass through no third one."""
-    others = [m for m in modules if not (_within(source, m) or _within(sink, m))]
+@dataclass(frozen=True, slots=True)
+class _Graph:
+    """A graph of nodes, for ways from module to module.
 
-    def blocked(node: str) -> bool:
-        return node != source and any(_within(node, module) for module in others)
+    Attributes:
+        after: the nodes after each node. before: those before it.
+        owners: the modules of the intervention that a node is, or lies within.
+    """
 
-    forth = _reached(source, after, blocked, ends=lambda node: _within(node, sink))
-    entries = {node for node in forth if _within(node, sink) and node != source}
-    back: set[str] = set()
-    for entry in entries:
-        back |= _reached(entry, before, blocked, ends=lambda node: node == source)
-    found = set()
-    for node in forth & back:
-        if _within(node, sink) and node != source:
-            continue
-        found |= {
-            (node, other) for other in after.get(node, ()) if other in forth and other in back
+    after: Mapping[str, list[str]]
+    before: Mapping[str, list[str]]
+    owners: Mapping[str, frozenset[str]]
+
+    def ways(self, source: str, sink: str) -> set[Pair]:
+        """Return the edges on all ways from one module into another past all other modules.
+
+        A way ends where it enters the sink. A module that contains one of the two is no other one.
+        """
+        none: frozenset[str] = frozenset()
+        allowed = self.owners.get(source, none) | self.owners.get(sink, none) | {source, sink}
+        free = {node for node, owners in self.owners.items() if owners <= allowed}
+        inside = {node for node in free if sink in self.owners[node]} - {source}
+        forth = _reached([source], self.after, free, ends=inside)
+        back = _reached(forth & inside, self.before, free - inside, ends={source})
+        return {
+            (node, other)
+            for node in (forth & back) - inside
+            for other in self.after.get(node, ())
+            if other in forth and other in back
         }
-    return found
 
 
 def _reached(
-    start: str,
-    links: Mapping[str, list[str]],
-    blocked: Callable[[str], bool],
-    *,
-    ends: Callable[[str], bool],
+    starts: Iterable[str], links: Mapping[str, list[str]], free: set[str], *, ends: set[str]
 ) -> set[str]:
-    """Return the nodes that can be reached, without going on beyond those that end the way."""
-    seen, waiting = {start}, [start]
+    """Return the free nodes that can be reached, without going on beyond those that end the way."""
+    seen = {*starts}
+    waiting = [*seen]
     while waiting:
-        node = waiting.pop()
-        if node != start and ends(node):
-            continue
-        for other in links.get(node, ()):
-            if other not in seen and not blocked(other):
+        for other in links.get(waiting.pop(), ()):
+            if other in free and other not in seen:
                 seen.add(other)
-                waiting.append(other)
+                if other not in ends:
+                    waiting.append(other)
     return seen
 
 
