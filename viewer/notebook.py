@@ -32,7 +32,7 @@ from comgra_decl.viewer.panel_private import (
     prepare_everything,
 )
 from comgra_decl.viewer.panes.base import Pane
-from comgra_decl.viewer.screen import Screen, resolving_once
+from comgra_decl.viewer.screen import FILLING, Screen, resolving_once
 from comgra_decl.viewer.state import SECTIONS
 
 _FIELDS = {
@@ -234,7 +234,8 @@ def _part(screen: Screen, name: str, pass_: str) -> Any:
         panes.setdefault(type(pane).__name__.removesuffix("Pane").lower(), []).append(pane)
     _known("pane", name, [*panes, *screen.sections])
     panel = panes[name][-1 if pass_ != "forward" else 0].panel
-    panel.styles, panel.margin = {"flex": "1 1 0", "min-height": "0"}, 0
+    panel.styles, panel.margin = FILLING, 0
+    screen.graph_alone = name == "graph"
     return panel
 
 
@@ -259,18 +260,26 @@ def _text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+_PAGES: set[str] = set()
+"""Sessions of notebook pages that have the files of Panel and HoloViews."""
+
+
 def load_in_notebook(*, elements: bool = False) -> None:
     """Make the cells of a notebook draw, without a network.
 
-    Loads the files of Panel and HoloViews, unless the notebook has called their extension. Has no
-    effect outside notebooks.
+    Loads the files of Panel and HoloViews, unless the notebook has called their extension since its
+    page was loaded. Has no effect outside notebooks.
 
     Args:
         elements: Whether cells must also draw HoloViews elements, which `pn.extension` does not do.
     """
     shell = sys.modules.get("IPython")
-    if shell is None or getattr(shell.get_ipython(), "kernel", None) is None:
+    kernel = None if shell is None else getattr(shell.get_ipython(), "kernel", None)
+    if kernel is None:
         return
     prepare_everything(_embed_sheets)  # which `inline` would leave at a CDN
-    if not extension_is_loaded(hv.extension) and (elements or not extension_is_loaded()):
+    page = kernel.get_parent().get("header", {}).get("session", "")
+    loaded = extension_is_loaded(hv.extension) or (extension_is_loaded() and not elements)
+    if not loaded or (_PAGES and page not in _PAGES):
         hv.extension("bokeh", inline=True, logo=False)
+    _PAGES.add(page)

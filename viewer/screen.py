@@ -29,7 +29,8 @@ from comgra_decl.viewer.sections import sections
 from comgra_decl.viewer.state import HIDDEN, SECTIONS, ViewState
 from comgra_decl.viewer.style import FITTED, PRINTED
 
-_FILL = {"flex": "1 1 0", "min-height": "0", "overflow": "hidden"}
+FILLING = {"flex": "1 1 0", "min-height": "0"}
+_FILL = {**FILLING, "overflow": "hidden"}
 _HEIGHTS = {False: "clamp(206px, 34vh - 30px, 460px)", True: "clamp(328px, 34vh - 30px, 560px)"}
 _CLOSED = "42px"
 """Heights of the graph: for most networks, for long ones, and for its tools only."""
@@ -49,7 +50,8 @@ class Screen:
     """The panes and their layout. Reads the state but never changes it.
 
     A page places `head`, `side` and `main`. `ready` is True once the browser may send messages.
-    `building` is entered while a section is shown for the first time.
+    `building` is entered while a section is shown for the first time. `graph_alone` is set if the
+    page shows only the graph, which then fills it.
 
     Args:
         act: Changes the selection; see `Dashboard.change`.
@@ -70,6 +72,7 @@ class Screen:
     ) -> None:
         self._act, self._state = act, state
         self.ready = False
+        self.graph_alone = False
         self.building: Callable[[], AbstractContextManager[None]] = _building_on_page
         self.strip = StripPane(act)
         self.graph = GraphPane(self._select)
@@ -182,6 +185,8 @@ class Screen:
         height = f"{state.graph}px" if state.graph.isdecimal() else _HEIGHTS[self.graph.tall]
         self.graph.view.put(shown=visible)
         styles = {"flex": "0 0 auto", "height": height if visible else _CLOSED}
+        if self.graph_alone and visible and not state.graph:
+            styles = FILLING
         if self.graph.panel.styles != styles:
             self.graph.panel.styles = styles
 

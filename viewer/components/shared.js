@@ -89,8 +89,45 @@ function unplaced(figure) {
   }
 }
 
+// What connects the cells of a notebook to Python.
+function connections() {
+  const models = (window.Bokeh?.documents ?? []).flatMap((document) =>
+    [...document._all_models.values()]);
+  return models.filter((model) => model.type === "panel.models.comm_manager.CommManager");
+}
+
+// In a notebook, Panel sends every change from Python back to Python, which works longer on this
+// echo than on the change itself. Clicks would wait for it, and replies would be lost.
+function silenceEcho() {
+  for (const model of connections()) {
+    const changed = model._document_changed;
+    if (!changed || model.silent) continue;
+    model.silent = true;
+    model._document_changed = (event) => {
+      if (event.sync !== false) changed.call(model, event);
+    };
+  }
+}
+
+// Says once that nothing answers clicks, if that is certain.
+function tellUnconnected() {
+  const found = connections();
+  if (!found.length || found.some((model) => model._client_comm)) return;
+  if (document.querySelector(".comgra-unconnected")) return;
+  const note = htmlElement(document.body, "div", "comgra-unconnected", UNCONNECTED);
+  note.setAttribute("role", "status");
+  note.addEventListener("click", () => { note.hidden = true; });
+  note.style.cssText = "position:fixed;z-index:99999;right:16px;bottom:16px;max-width:420px;"
+    + "padding:10px 14px;border-radius:8px;background:#20242c;color:#fff;cursor:pointer;"
+    + "font:400 13px/1.4 sans-serif;box-shadow:0 8px 24px rgb(0 0 0 / 30%)";
+}
+
+const UNCONNECTED = "Nothing answers clicks here. If this is a running notebook in JupyterLab, "
+  + "install pyviz_comms in the environment of JupyterLab and restart JupyterLab.";
+
 // Sends messages one at a time, and only once the page is ready. A message waits for the reply to
 // the previous message. A new message replaces a waiting message of the same kind.
+const BY_ITSELF = new Set(["room", "look"]); // sent without a click
 class Outbox {
   constructor(model) {
     this.model = model;
@@ -100,6 +137,7 @@ class Outbox {
     this.number = 0;
     this.name = Math.random().toString(36).slice(2); // of this browser, among those on the model
     this.timer = null;
+    setTimeout(silenceEcho); // when the document is complete
     model.on("ready", () => this.flush());
     model.on("ack", () => {
       painting.port2.postMessage(0);
@@ -116,6 +154,7 @@ class Outbox {
     const last = this.waiting.at(-1);
     if (last && kind in last) this.waiting.pop();
     this.waiting.push(message);
+    if (!BY_ITSELF.has(kind)) tellUnconnected();
     if (first) requestAnimationFrame(() => setTimeout(() => this.flush(), 0));
     else this.flush();
   }

@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import holoviews as hv
 import panel as pn
 import pytest
 from bokeh.core.json_encoder import serialize_json
@@ -21,6 +23,7 @@ from pyviz_comms import Comm  # type: ignore[import-untyped]
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run, open_run
+from comgra_decl.viewer import notebook
 from comgra_decl.viewer.components.base import Component
 from comgra_decl.viewer.components.htmlview import HtmlView
 from comgra_decl.viewer.panes.base import Pane
@@ -175,6 +178,18 @@ def test_the_whole_viewer_works_inside_another_page_and_leaves_its_address_alone
     assert page.url == f"{address}?mine=1"
 
 
+@pytest.mark.browser
+def test_a_graph_of_its_own_fills_its_cell_after_a_click(
+    run: Run, serve: Callable[..., str], page: Any
+) -> None:
+    page.goto(serve(lambda: run.view("graph", node="head", height=500)))
+    page.locator('.node[data-id="embed"]').click()
+    page.locator('.node[data-id="embed"].selected').wait_for()
+    page.wait_for_function("""() => [...Bokeh.documents[0]._all_models.values()]
+        .some((model) => (model.data?.attributes?.ack ?? 0) > 1)""")  # its size, and the click
+    assert page.locator(".graph").bounding_box()["height"] > 450
+
+
 @pytest.mark.slow
 @pytest.mark.browser
 def test_the_layout_fits_the_cell_of_a_notebook_rather_than_the_window(
@@ -258,20 +273,88 @@ def test_a_notebook_loads_the_scripts_once(cells: list[list[dict[str, Any]]]) ->
     assert [size > 2_000_000 for size in sizes] == [False, True, False, False, False]
 
 
-@pytest.mark.browser
-def test_a_notebook_needs_no_network(
-    cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
+def test_a_page_that_was_loaded_again_gets_the_scripts_again(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    shown_in: list[str] = []
+    loaded: list[str] = []
+
+    def extension(*_names: str, **_options: Any) -> None:
+        loaded.append(shown_in[-1])
+        extension._loaded = True  # type: ignore[attr-defined]
+
+    kernel = SimpleNamespace(get_parent=lambda: {"header": {"session": shown_in[-1]}})
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=kernel))
+    extension._loaded = False  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setattr(hv, "extension", extension)
+    monkeypatch.setattr(notebook, "_PAGES", set())
+    monkeypatch.setattr(pn.viewable.Viewable, "_preprocessing_hooks", [])
+    for page in ("first", "first", "second", "second", "first"):
+        shown_in.append(page)
+        notebook.load_in_notebook(elements=True)
+    assert loaded == ["first", "second"]
+
+
+def written(cells: list[list[dict[str, Any]]], folder: Path) -> str:
+    """Writes outputs of cells into a page, and returns its address."""
     parts = ["<!doctype html><meta charset=utf-8>"]
     for data in (output.get("data", {}) for outputs in cells for output in outputs):
         if "application/javascript" in data:
             parts.append(f"<script>{data['application/javascript']}</script>")
         else:
             parts.append(data.get("text/html", ""))
-    file = tmp_path / "notebook.html"
+    file = folder / "notebook.html"
     file.write_text("\n".join(parts), encoding="utf-8")
+    return file.as_uri()
+
+
+@pytest.mark.browser
+def test_a_notebook_needs_no_network(
+    cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
+) -> None:
     page.route(lambda url: not LOCAL.match(url), lambda route: route.abort())
-    page.goto(file.as_uri())  # a request beyond this machine fails the test
+    page.goto(written(cells, tmp_path))  # a request beyond this machine fails the test
     page.locator('.node[data-id="head"]').nth(1).wait_for()
     figures = 1 + 2 + 3  # two heat maps and the loss in the overview
     page.locator(".bk-Figure canvas").nth(figures - 1).wait_for()
+
+
+@pytest.mark.browser
+def test_a_click_that_no_kernel_can_hear_is_answered_with_the_reason(
+    cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
+) -> None:
+    page.goto(written([cells[1], cells[3]], tmp_path))  # the scripts, and a graph
+    node = page.locator('.node[data-id="embed"]')
+    node.wait_for()
+    assert not page.get_by_text("install pyviz_comms").is_visible()
+    node.click()
+    page.get_by_text("install pyviz_comms").click()
+    assert not page.get_by_text("install pyviz_comms").is_visible()
+
+
+FRONT_END = """window.sent = [];
+window.comm_manager = {
+  register_target() {},
+  new_comm() { return { on_msg() {}, send(message) { sent.push(...message.content.events); } }; },
+};"""
+
+
+@pytest.mark.browser
+def test_what_python_has_changed_is_not_sent_back_to_it(
+    cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
+) -> None:
+    page.add_init_script(FRONT_END)
+    page.goto(written([cells[1], cells[3]], tmp_path))
+    page.locator('.node[data-id="head"].selected').wait_for()
+    page.evaluate("""() => {
+      const [model] = Bokeh.documents.flatMap((document) => [...document._all_models.values()])
+        .filter((model) => model.data?.attributes?.scene);
+      const { id } = model.data;
+      model.document.apply_json_patch({ events: [
+        { kind: "ModelChanged", model: { id }, attr: "info", new: "from Python" }] });
+    }""")
+    page.locator(".info", has_text="from Python").wait_for()
+    page.locator('.node[data-id="embed"]').click()
+    page.wait_for_function("() => JSON.stringify(sent).includes('select')")
+    assert "from Python" not in page.evaluate("JSON.stringify(sent)")
