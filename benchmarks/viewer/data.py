@@ -43,10 +43,10 @@ class Shape:
 
 SHAPES = (
     Shape("nodes-300", layers=25, steps=1_000),
-    Shape("nodes-1000", layers=38, steps=100),
+    Shape("nodes-1000", layers=92, steps=100),
     Shape("steps-100000", layers=2, steps=100_000, histograms=False),
 )
-"""The shapes: 308 nodes, 1,009 boxes when all scopes are open, 134 slots."""
+"""The shapes: 308 nodes, 1,020 boxes when all scopes are open, 134 slots."""
 
 
 def made(folder: Path, shape: Shape) -> Path:

@@ -126,6 +126,7 @@ def large(chromium: Any, server: Served) -> dict[str, Any]:
     figures |= clicks(screen, CHANGES)
     figures["step"] = list(steps(screen, CHANGES))
     figures |= painting(screen, CHANGES)
+    figures["new colours"] = screen.page.evaluate("probe.recolour(30)")
     screen.close()
     return figures
 

@@ -12,7 +12,7 @@ BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
 _QUIET = 0.5  # load
 _TITLES = {
     "everyday": "308 nodes, 1,000 steps",
-    "large": "1,009 boxes drawn",
+    "large": "{boxes:,} boxes drawn",
     "long": "100,000 steps",
     "memory": "many changes, many sessions",
 }
@@ -25,6 +25,7 @@ _TARGETS = {
     ("everyday", "painting"): 100,
     ("large", "first render, all open"): 3000,
     ("large", "highlight"): 100,
+    ("large", "new colours"): 80,
 }
 
 
@@ -42,7 +43,8 @@ def tables(figures: dict[str, Any]) -> str:
     load = busy * (machine["load_before"] > _QUIET)
     lines = ["| | | median | p95 | target | of |", "|---|---|---:|---:|---:|---:|"]
     for name in _TITLES:
-        lines += _lines(name, figures["measures"].get(name, {}))
+        if name in figures["measures"]:
+            lines += _lines(name, figures["measures"][name])
     notes = _memory(figures["measures"].get("memory", {}))
     return f"""\
 Measured on {figures["date"]} with `python -m benchmarks.viewer`: {machine["processor"]},
@@ -54,7 +56,7 @@ software), system load of {machine["load_before"]} before the run.{load} Times i
 
 
 def _lines(name: str, measured: dict[str, Any]) -> list[str]:
-    title, lines = _TITLES[name], []
+    title, lines = _TITLES[name].format(**measured), []
     for what, values in measured.items():
         if not isinstance(values, list) or what.startswith("memory"):
             continue

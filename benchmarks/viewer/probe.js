@@ -84,6 +84,24 @@
       requestAnimationFrame(tick);
       probe.stop = () => { going = false; return times.slice(1).map((t, i) => t - times[i]); };
     },
+    // Times from new colours of all boxes, as they arrive from the server, to the painted frame.
+    async recolour(count) {
+      const models = [...Bokeh.documents[0]._all_models.values()].map((model) => model.data);
+      const graph = models.find((data) => data?.attributes && "scene" in data.attributes);
+      const ids = graph.scene.boxes.map((box) => box.id);
+      const shade = () => Math.floor(16 + Math.random() * 240).toString(16).padStart(2, "0");
+      const times = [];
+      for (let i = 0; i < count; i += 1) {
+        const heat = Object.fromEntries(ids.map((id) =>
+          [id, { fill: `#${shade()}${shade()}${shade()}`, text: Math.random().toPrecision(3) }]));
+        const start = performance.now();
+        graph.painted = JSON.stringify(heat);
+        await new Promise((resolve) => { requestAnimationFrame(() => later(resolve)); });
+        times.push(performance.now() - start);
+        await new Promise((resolve) => { setTimeout(resolve, 300); }); // until all are coloured
+      }
+      return times;
+    },
     // Changes the step many times by itself, for several pages at once.
     async drive(count, pause) {
       const times = [];

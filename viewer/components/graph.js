@@ -10,6 +10,7 @@ class Graph {
     this.model = model;
     this.outbox = new Outbox(model);
     this.allEdges = null; // the user's choice; null: depends on the number of edges
+    this.heat = null; // paint per box id
     this.anchor = null; // box that stays in place when the scene changes
     this.#build();
     this.camera = new Camera(() => this.#place());
@@ -189,7 +190,8 @@ class Graph {
 
   #recolour() {
     if (!this.index) return;
-    const heat = this.model.heat;
+    this.heat = JSON.parse(this.model.painted);
+    const { heat } = this;
     this.boxes.paint(heat, this.camera.view);
     this.root.classList.toggle("painted", !!heat);
     this.#drawFlow();
@@ -288,7 +290,7 @@ class Graph {
     const fold = box.repeat > 1 ? `${box.repeat} identical blocks, ${box.count} nodes`
       : box.plain ? `with ${this.#partsOf(box).join(", ")}`
       : box.folded ? `${box.count} nodes` : "";
-    const value = this.model.heat?.[box.id]?.text;
+    const value = this.heat?.[box.id]?.text;
     return [box.kind, box.title, fold, value, `${ins} in, ${outs} out`].filter(Boolean)
       .join(" \u00b7 ");
   }
@@ -356,7 +358,7 @@ class Graph {
   // After a search, zooms to a readable size and moves the focus to the node.
   #visit(box) {
     this.camera[this.camera.k < FAR ? "centre" : "reveal"](box);
-    this.boxes.get(box.id).focus({ preventScroll: true });
+    this.boxes.focus(box.id);
   }
 
   #centre() {
@@ -373,6 +375,7 @@ class Graph {
   async #save(ending) {
     this.boxes.finish();
     const svg = svgFile(this.world, this.camera.scene);
+    this.boxes.show(this.camera.view);
     const blob = ending === ".svg" ? new Blob([svg], { type: "image/svg+xml" })
       : await picture(svg, this.camera.scene);
     offer(blob, fileName("graph", ending));
@@ -386,7 +389,7 @@ class Graph {
     model.on("path", () => this.highlight.trace(model.path));
     model.on("loose", () => this.highlight.loosen(model.loose));
     model.on("info", () => this.#showInfo());
-    for (const name of ["heat", "flow", "legend"]) model.on(name, () => this.#recolourSoon());
+    for (const name of ["painted", "flow", "legend"]) model.on(name, () => this.#recolourSoon());
     model.on("shown", () => this.#showHidden());
     const idAt = (event) => event.target.closest?.(".node")?.dataset.id;
     svg.addEventListener("click", (event) => {
@@ -490,7 +493,7 @@ class Graph {
   #walk(id) {
     if (!id) return;
     this.#select(id);
-    this.boxes.get(id).focus({ preventScroll: true });
+    this.boxes.focus(id);
     this.camera.reveal(this.index.boxes.get(id));
   }
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 import param
@@ -28,6 +29,8 @@ class GraphView(Component):
             before it sends the message.
         heat: Paint per box id, `{"fill": "#rrggbb", "text": second line, "hatched": bool}`. All
             other boxes are drawn as missing. If None, boxes are coloured by kind.
+        painted: `heat` as JSON, which is what the browser receives. Bokeh would search a dict for
+            models, which takes longer than everything else if there are a thousand boxes.
         flow: Paint of edges, `{"edge": [box id, box id], "width": pixels, "color": "#rrggbb",
             "text": what the edge says under the pointer}`, drawn in this order over all edges.
         legend: `{"title": str, "low": str, "high": str, "colors": ["#rrggbb", ...]}` for the heat.
@@ -43,6 +46,7 @@ class GraphView(Component):
     selected = param.String(default="")
     heat = param.Dict(default=None, allow_None=True)
     flow = param.List(default=[], item_type=dict)
+    painted = param.String(default="null")
     legend = param.Dict(default=None, allow_None=True)
     info = param.String(default="")
     loose = param.Dict(default={"of": "", "boxes": []})
@@ -64,6 +68,11 @@ class GraphView(Component):
         "graph.js",
     )
     _stylesheets: ClassVar[list[str]] = [source("graph.css")]
+    _rename: ClassVar[dict[str, str | None]] = {"heat": None}  # not sent
+
+    @param.depends("heat", watch=True, on_init=True)
+    def _paint(self) -> None:
+        self.painted = json.dumps(self.heat)
 
     def check(self, message: Message) -> bool:
         """Return whether the message names a visible element, or is a short search text."""

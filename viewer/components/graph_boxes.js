@@ -2,16 +2,16 @@
 // a scope moves existing boxes instead of redrawing everything.
 
 const MOVE_AT_MOST = 250; // above this number, boxes jump without animation
-const PAINTED_AT_ONCE = 200; // above this number, boxes outside the stage are coloured when idle
+const DRAWN_AT_ONCE = 200; // above this number, boxes outside the stage are hidden
+const BESIDE_STAGE = 40; // how far outside the stage boxes are drawn, in units of the scene
 const SQUEEZE = 0.8; // a label is shortened if it would need a smaller width factor
 
 class Boxes {
   constructor(layer) {
     this.layer = layer;
-    this.drawn = new Map(); // id -> { group, box, key, value, paint }
+    this.drawn = new Map(); // id -> { group, box, key, value, paint, hidden }
     this.heat = null;
     this.late = new Set(); // ids of boxes that do not have the colours of `heat` yet
-    this.idle = 0;
     this.measure = document.createElement("canvas").getContext("2d");
     this.widths = new Map();
   }
@@ -41,7 +41,7 @@ class Boxes {
       const group = this.#group(box, ins, outs);
       if (item) item.group.replaceWith(group);
       else this.layer.append(group);
-      item = { group, key, paint: null, ...parts(group) };
+      item = { group, key, paint: null, hidden: false, ...parts(group) };
       this.drawn.set(box.id, item);
     }
     item.box = box;
@@ -120,40 +120,43 @@ class Boxes {
     return cut();
   }
 
-  // Colours boxes by a statistic, or by kind if `heat` is null. In a large graph, only boxes in
-  // `view` { left, top, right, bottom } are coloured now, because each costs a layout of its text.
+  // Colours boxes by a statistic, or by kind if `heat` is null.
   paint(heat, view) {
     this.heat = heat;
     this.late = new Set(this.drawn.keys());
-    if (this.late.size <= PAINTED_AT_ONCE) this.finish();
-    else this.show(view);
+    this.show(view);
   }
 
-  // Colours the boxes in `view` now, and the others later.
+  // In a large graph, hides the boxes outside `view` { left, top, right, bottom }: the browser
+  // would paint all of them again whenever one changes. They are coloured when they are shown.
   show({ left, top, right, bottom }) {
-    if (!this.late.size) return;
-    for (const id of [...this.late]) {
-      const { x, y, w, h } = this.drawn.get(id)?.box ?? {};
-      if (x <= right && x + w >= left && y <= bottom && y + h >= top) this.#paintBox(id);
+    const all = this.drawn.size <= DRAWN_AT_ONCE;
+    for (const [id, item] of this.drawn) {
+      const { x, y, w, h } = item.box;
+      const seen = all || (x <= right + BESIDE_STAGE && x + w >= left - BESIDE_STAGE
+        && y <= bottom + BESIDE_STAGE && y + h >= top - BESIDE_STAGE);
+      if (seen && this.late.has(id)) this.#paintBox(id);
+      this.#hide(item, !seen && item.group.tabIndex < 0); // the Tab key must reach one
     }
-    this.#paintLater();
   }
 
-  // Colours all boxes.
+  #hide(item, hidden) {
+    if (item.hidden === hidden) return;
+    item.hidden = hidden;
+    item.group.style.display = hidden ? "none" : "";
+  }
+
+  focus(id) {
+    this.#hide(this.drawn.get(id), false);
+    this.get(id).focus({ preventScroll: true });
+  }
+
+  // Shows and colours all boxes.
   finish() {
-    for (const id of [...this.late]) this.#paintBox(id);
-  }
-
-  #paintLater() {
-    cancelIdleCallback(this.idle);
-    if (!this.late.size) return;
-    this.idle = requestIdleCallback((deadline) => {
-      for (const id of [...this.late]) {
-        if (deadline.timeRemaining() < 4 && !deadline.didTimeout) break;
-        this.#paintBox(id);
-      }
-      this.#paintLater();
-    }, { timeout: 2000 });
+    for (const [id, item] of this.drawn) {
+      if (this.late.has(id)) this.#paintBox(id);
+      this.#hide(item, false);
+    }
   }
 
   // Sets colours on the elements themselves, because inherited colours make the browser restyle

@@ -132,8 +132,8 @@ class Minimap {
     this.scale = Math.min((width - 4) / scene.width, (height - 4) / scene.height);
     this.left = (width - scene.width * this.scale) / 2;
     this.top = (height - scene.height * this.scale) / 2;
-    const style = getComputedStyle(this.element);
-    const colours = Object.fromEntries(
+    const style = heat ? null : getComputedStyle(this.element); // makes the browser restyle the page
+    const colours = heat ? {} : Object.fromEntries(
       KINDS.map((kind) => [kind, style.getPropertyValue(`--kind-${kind}`)]));
     const paper = this.canvas.getContext("2d");
     paper.setTransform(pixels * this.scale, 0, 0, pixels * this.scale,

@@ -91,6 +91,7 @@ function unplaced(figure) {
 
 // What connects the cells of a notebook to Python.
 function connections() {
+  if (!window.PyViz) return []; // not in a notebook
   const models = (window.Bokeh?.documents ?? []).flatMap((document) =>
     [...document._all_models.values()]);
   return models.filter((model) => model.type === "panel.models.comm_manager.CommManager");

@@ -80,10 +80,10 @@ def test_a_step_sends_nothing_to_the_graph_but_colours(dashboard: Dashboard) -> 
     dashboard.change(step=1)
     assert sent == []
     dashboard.change(colour="forward")
-    assert set(sent) == {"heat", "legend"}
+    assert set(sent) == {"heat", "painted", "legend"}
     sent.clear()
     dashboard.change(step=0)
-    assert set(sent) <= {"heat", "legend"}
+    assert set(sent) <= {"heat", "painted", "legend"}
 
 
 def test_sections_about_the_whole_run_have_no_graph_until_it_is_asked_for(

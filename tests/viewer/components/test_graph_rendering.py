@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.viewer.components.graphs import (
     expect,
     graph,
     has,
+    in_view,
     node,
     scene_of,
 )
@@ -89,46 +90,54 @@ def test_painted_edges_say_their_number_under_the_pointer(show: Show, page: Any)
     expect(page.locator(".legend")).to_contain_text("computed")
 
 
-@pytest.fixture
-def never_idle(page: Any) -> Iterator[None]:
-    """Lets the browser collect what it would do when idle: `asked`."""
-    page.evaluate("""() => {
-      window.asked = [];
-      window.usual = window.requestIdleCallback;
-      window.requestIdleCallback = (act) => asked.push(act);
-    }""")
-    yield
-    page.evaluate("() => { window.requestIdleCallback = window.usual; }")
+LARGE = scene_of(*(f"blocks.{i}" for i in range(60)), "blocks", network=transformer(60))
+LEGEND = {"title": "grad std", "low": "0", "high": "1", "colors": ["#440154", "#fde725"]}
 
 
-@pytest.mark.usefixtures("never_idle")
-def test_a_large_graph_is_coloured_where_it_is_seen_first(show: Show, page: Any) -> None:
-    scene = scene_of(*(f"blocks.{i}" for i in range(60)), "blocks", network=transformer(60))
-    shown = show(lambda: graph(scene))
-    legend = {"title": "grad std", "low": "0", "high": "1", "colors": ["#440154", "#fde725"]}
-    shown.set(heat={box.id: {"fill": "#440154"} for box in scene.boxes}, legend=legend)
+def test_a_large_graph_draws_and_colours_only_what_is_on_the_stage(show: Show, page: Any) -> None:
+    shown = show(lambda: graph(LARGE))
+    shown.set(heat={box.id: {"fill": "#440154"} for box in LARGE.boxes}, legend=LEGEND)
     expect(page.locator(".legend")).to_contain_text("grad std")
-    stage = page.locator(".stage").bounding_box()
     boxes = page.locator(".node").evaluate_all(COLOURED)
-    assert len(boxes) == len(scene.boxes) > 200
-    seen = [there for there, x in boxes if stage["x"] < x < stage["x"] + stage["width"]]
-    assert seen
-    assert all(seen)
-    assert not all(there for there, _ in boxes)
-    page.evaluate("() => asked.at(-1)({ didTimeout: true, timeRemaining: () => 0 })")
-    expect(page.locator(".node.heated")).to_have_count(len(scene.boxes))
+    assert len(boxes) == len(LARGE.boxes) > 200
+    assert 0 < len([box for box in boxes if box == [True, True]]) < len(boxes) / 2
+    assert {tuple(box) for box in boxes} == {(True, True), (False, False)}
     shown.set(heat=None, legend=None)
     expect(page.locator(".legend")).to_contain_text("computed")
-    assert 0 < page.locator(".node.heated").count() < len(scene.boxes)
     page.locator(".tools button", has_text="Fit").click()
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('*')].flatMap((e) => e.shadowRoot ?? [])"
+        ".flatMap((root) => [...root.querySelectorAll('.node')]).every((n) => !n.style.display)"
+    )
     expect(page.locator(".node.heated")).to_have_count(0)
 
 
-COLOURED = """(nodes) => nodes.map((node) => {
-  const { x, width } = node.getBoundingClientRect();
-  return [node.classList.contains("heated"), x + width / 2];
-})"""
-"""Whether each box is coloured, and where it is on the screen."""
+COLOURED = """(nodes) => nodes.map((node) =>
+  [node.style.display !== "none", node.classList.contains("heated")])"""
+"""Whether each box is drawn, and whether it is coloured."""
+
+
+def test_keys_reach_what_is_outside_the_stage_of_a_large_graph(show: Show, page: Any) -> None:
+    show(lambda: graph(LARGE, selected="input"))
+    node(page, "input").focus()
+    for _ in range(12):
+        page.keyboard.press("ArrowRight")
+    reached = page.locator(".node.selected")
+    expect(reached).to_be_focused()
+    assert in_view(page, reached)
+    assert reached.get_attribute("data-id") not in ("input", None)
+
+
+def test_the_file_of_a_large_graph_contains_what_is_outside_the_stage(
+    show: Show, page: Any
+) -> None:
+    show(lambda: graph(LARGE))
+    page.get_by_role("button", name="Save the graph").click()
+    with page.expect_download() as event:
+        page.get_by_role("menuitem", name="SVG").click()
+    drawn = [*ET.fromstring(event.value.path().read_text()).iter()]
+    assert len([element for element in drawn if element.get("data-id")]) == len(LARGE.boxes)
+    assert page.locator(".node").evaluate_all("nodes => nodes.some((n) => n.style.display)")
 
 
 def test_the_legend_names_the_kinds_on_screen(show: Show, page: Any) -> None:
