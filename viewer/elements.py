@@ -19,6 +19,20 @@ LINE, HIGHEST = 14, 700
 _LETTERS = 48
 """Number of letters that have room below an element."""
 
+_HEIGHT, _WIDEST = 360, 900
+"""Pixels of a picture: its height, and the width above which it is made smaller."""
+
+_SHORT = "%.3g"
+"""Format of the numbers of a colour bar; Matplotlib would write a power of ten over the title."""
+
+_NUMBERS = 20
+"""Largest number of tiles that are numbered along an axis."""
+
+_LINES = 5
+"""Largest number of steps with a line of their own."""
+
+Floats = NDArray[np.float64]
+
 
 def overlaid(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:
     """Return curves in one figure, keyed by a dimension."""
@@ -95,8 +109,19 @@ def literal(plot: Any, _: Any) -> None:
             axis.major_label_overrides = {at: bokeh_text(text) for at, text in labels.items()}
 
 
+def _as_large_as_its_frame(plot: Any, _: Any) -> None:
+    """Let a figure of Bokeh be as large as its frame and its axes need, instead of a fixed size."""
+    figure = plot.handles.get("plot")
+    if figure is not None:
+        figure.sizing_mode = None
+
+
 def picture_of(drawing: Drawing, label: str) -> Any:
-    """Return a drawing of the viewer as an element."""
+    """Return a drawing of the viewer as an element.
+
+    Pictures whose axes are alike, such as height and width, keep their shape in a page of any
+    width. The axes of tiles show the numbers of the tiles.
+    """
     across, down = drawing.across or "column", drawing.down or "row"
     if drawing.form in ("bars", "line"):
         values = drawing.image[0]
@@ -104,19 +129,136 @@ def picture_of(drawing: Drawing, label: str) -> Any:
         made = kind((np.arange(len(values)), values), across, "value", label=label)
         return styled(made, kind.__name__, {"color": BLUE}, bokeh={"height": 300})
     rows, columns = drawing.image.shape
-    look = {"invert_yaxis": True, "title": label}
+    look: dict[str, Any] = {"invert_yaxis": True, "title": label, **_tile_axes(drawing)}
+    if drawing.square:
+        look["hooks"] = [_as_large_as_its_frame]
+    bokeh, matplotlib = _sizes(drawing)
     down = f"{down} (down)" if down == across else down  # dimensions need different names
     place = {"bounds": (0, 0, columns, rows), "kdims": [across, down]}
     if drawing.rgba is not None:
         channels = drawing.rgba.view(np.uint8).reshape(rows, columns, 4)[::-1]
-        return styled(hv.RGB(channels, label=label, **place), "RGB", look, bokeh={"height": 360})
+        return styled(
+            hv.RGB(channels, label=label, **place), "RGB", look, bokeh=bokeh, matplotlib=matplotlib
+        )
     image = hv.Image(drawing.image[::-1], vdims=["value"], label=label, **place)
     limit = limit_of(drawing.image)
     colours = {"cmap": signed_faded(), "clim": (-limit, limit), "colorbar": True}
     return styled(
-        image, "Image", look | colours, bokeh={"height": 360, "tools": ["hover"]},
-        matplotlib={"aspect": None},
+        image, "Image", look | colours,
+        bokeh={**bokeh, "tools": ["hover"]}, matplotlib={**matplotlib, "cformatter": _SHORT},
     )  # fmt: skip
+
+
+def _sizes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the options of Bokeh and Matplotlib that set the size of a picture."""
+    if not drawing.square:
+        return {"height": _HEIGHT}, {"aspect": None}
+    rows, columns = drawing.image.shape
+    width = _HEIGHT * columns / rows
+    shrunk = min(1.0, _WIDEST / width)
+    frame = {"frame_width": round(width * shrunk), "frame_height": round(_HEIGHT * shrunk)}
+    return frame, {"aspect": "equal"}
+
+
+def _tile_axes(drawing: Drawing) -> dict[str, Any]:
+    """Return options that number the tiles of a drawing, or the cells of a small one.
+
+    Tiles are in reading order. Along the lower axis are the numbers of the first row, and on the
+    left those of the first tile of each row.
+    """
+    if len(drawing.tiles) < 2:
+        sizes = zip(("yticks", "xticks"), drawing.image.shape, strict=True)
+        return {
+            name: [(i + 0.5, str(i)) for i in range(size)]
+            for name, size in sizes
+            if size <= _NUMBERS
+        }
+    top = [tile for tile in drawing.tiles if tile.top == 0]
+    side = [tile for tile in drawing.tiles if tile.left == 0]
+    per = drawing.per or len(drawing.tiles)
+    first, second = drawing.each[0], drawing.each[-1]
+    across = [
+        (tile.left + tile.width / 2, str(tile.number % per)) for tile in top[:: _every(len(top))]
+    ]
+    down = [
+        (tile.top + tile.height / 2, str(tile.number // per if drawing.per else tile.number))
+        for tile in side[:: _every(len(side))]
+    ]
+    wide, high = (f"0 to {size - 1} in each tile" for size in (top[0].width, top[0].height))
+    return {
+        "xticks": across,
+        "yticks": down,
+        "xlabel": f"{second} in the first row \u00b7 {drawing.across} {wide}",
+        "ylabel": f"first {first} of the row \u00b7 {drawing.down} {high}",
+    }
+
+
+def _every(count: int) -> int:
+    """Return the distance between numbers, so that they do not overlap."""
+    return -(-count // _NUMBERS)
+
+
+def bars_against_diagonal(bins: Floats, label: str) -> Any:
+    """Return a reliability diagram: the accuracy in each bin of the confidence.
+
+    `bins` [bins, 3] are the mean confidence, the accuracy and the number of samples of each bin.
+    The bars of a calibrated model end at the diagonal. Its dimensions are `confidence`, `accuracy`,
+    `mean confidence` and `samples`; empty bins have no bar.
+    """
+    confidence, accuracy, counts = bins.T
+    edges = np.linspace(0, 1, len(bins) + 1)
+    bars = hv.Histogram(
+        (edges, accuracy, confidence, counts),
+        kdims=["confidence"],
+        vdims=["accuracy", "mean confidence", "samples"],
+        label="accuracy",
+    )
+    bars = styled(
+        bars, "Histogram", {"alpha": 0.75},
+        bokeh={"color": BLUE, "line_color": "white", "tools": ["hover"]},
+        matplotlib={"facecolor": BLUE, "edgecolor": "white"},
+    )  # fmt: skip
+    line = hv.Curve(([0, 1], [0, 1]), "confidence", "accuracy", label="calibrated")
+    line = styled(
+        line, "Curve", {"color": "#777777"}, bokeh={"line_dash": "dashed"},
+        matplotlib={"linestyle": "--"},
+    )  # fmt: skip
+    look: dict[str, Any] = {
+        "title": label, "xlim": (0, 1), "ylim": (0, 1), "legend_position": "top_left",
+        "hooks": [_as_large_as_its_frame],
+    }  # fmt: skip
+    frame = {"frame_width": _HEIGHT, "frame_height": _HEIGHT}
+    return styled(bars * line, "Overlay", look, bokeh=frame, matplotlib={"aspect": "equal"})
+
+
+def lines_over_names(
+    values: NDArray[np.float64], names: list[str], steps: list[int], label: str, *, value: str
+) -> hv.NdOverlay:
+    """Return a line over names, such as layers, for each step; some of the steps if there are many.
+
+    Args:
+        values: [steps, names].
+        names: what the values belong to, in order.
+        steps: the steps.
+        label: the title.
+        value: the name of the values.
+    """
+    chosen = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _LINES)).round().astype(int))
+    places = np.arange(len(names))
+    lines = {
+        steps[i]: as_lines(
+            hv.Curve((places, values[i], names), "layer", [value, "node"]).opts(tools=[])
+        )
+        for i in chosen.tolist()
+    }
+    overlay = hv.NdOverlay(lines, kdims=["step"], sort=False)
+    overlay = styled(overlay, "Curve", {"color": hv.Cycle(list(LINES))}, bokeh={"height": _HEIGHT})
+    look = {
+        "title": label, "legend_position": "right", "ylim": (0, 1.03),
+        "xticks": [*enumerate(names)],
+        "xrotation": 90 if sum(map(len, names)) > _LETTERS / 2 else 0,
+    }  # fmt: skip
+    return styled(overlay, "NdOverlay", look, bokeh={"height": _HEIGHT})
 
 
 def cells_of(
@@ -153,7 +295,7 @@ def cells_of(
     return styled(
         found, "QuadMesh", look,
         bokeh={"height": high, "tools": ["hover"]},
-        matplotlib={"fig_inches": inches, "aspect": None},
+        matplotlib={"fig_inches": inches, "aspect": None, "cformatter": _SHORT},
     )  # fmt: skip
 
 

@@ -24,8 +24,10 @@ from comgra_decl.viewer.elements import (
     HIGHEST,
     LINE,
     as_lines,
+    bars_against_diagonal,
     cells_of,
     edges_of,
+    lines_over_names,
     overlaid,
     picture_of,
     styled,
@@ -280,11 +282,13 @@ class RunPlots:
         node: str | None = None,
         sample: int = 0,
         type: str | None = None,
-    ) -> hv.Image | hv.Curve:
+    ) -> hv.Image | hv.Curve | hv.Overlay:
         """Return a picture of one sample, or one that shows several nodes or steps: `Run.picture`.
 
         Rows and columns are an image, or a heat map if they have names, such as nodes or steps;
         leading axes, such as channels, are added up. One row of numbers is a curve, or bars.
+        `reliability` is bars against the diagonal, and `linear_probe` a line over the layers for
+        each step (for five steps if there are more).
 
         Args:
             name: name of the picture.
@@ -310,6 +314,11 @@ class RunPlots:
         when = "" if at is None else f"step {at}"
         label = " \u00b7 ".join(filter(None, [name, found.node, when]))
         labels = [found.labels.get(axis) for axis in axes]
+        if name == "reliability":
+            return bars_against_diagonal(values, label)
+        if name == "linear_probe":
+            steps, nodes = found.labels["step"], found.labels["node"]
+            return lines_over_names(values, nodes, steps, label, value="accuracy")
         if values.ndim == 2 and (any(labels) or name == "confusion"):
             names = [
                 [*map(str, mine if mine else range(size))]

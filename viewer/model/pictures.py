@@ -152,6 +152,8 @@ class Album:
         cloud: the selected node's cloud, or the reason why there is none.
         likeness: nodes and their CKA, or the reason why there is none.
         confusion: counts by class and predicted class, or the reason why there are none.
+        reliability: confidence and accuracy in bins; None if there are no outputs for classes.
+        decoded: how well the class can be predicted from each node, [1, nodes]; None if it cannot.
         effects: the effects of the interventions on the probe.
         exhibits: what the program has shown, at the last step up to the selected one.
     """
@@ -165,6 +167,8 @@ class Album:
     cloud: Cloud | str = ""
     likeness: Picture | str = ""
     confusion: Picture | str = ""
+    reliability: Picture | None = None
+    decoded: Picture | None = None
     effects: tuple[EffectTable, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
     lenses: tuple[Lens, ...] = ()
@@ -217,6 +221,8 @@ def album(view: RunView, at: Selection, method: str = "pca") -> Album:
         _cloud(view, type_, step, at.node, method),
         _computed(view, "likeness", type_, step),
         _computed(view, "confusion", type_, step),
+        _if_there(_computed(view, "reliability", type_, step)),
+        _if_there(_computed(view, "linear_probe", type_, step)),
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
         _lenses(view, type_, step, sample),
@@ -234,6 +240,10 @@ def _computed(view: RunView, name: str, type_: str, step: int) -> Picture | str:
         return found
 
     return view.ever((name, type_, step), compute)
+
+
+def _if_there(found: Picture | str) -> Picture | None:
+    return None if isinstance(found, str) else found
 
 
 # -- samples -----------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from comgra_decl.viewer.panes.landscapes import landscape_card
 
 _CSS = """
 .gallery, .cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
+.gallery { max-height: 392px; overflow: auto; }
 .tile { background: none; border: 2px solid var(--line); border-radius: 8px; color: inherit;
   cursor: pointer; font: inherit; padding: 6px; text-align: left; width: 104px; }
 .tile[aria-pressed="true"] { border-color: #3f6fd8; }
@@ -64,6 +65,9 @@ _CSS = """
 .curve path { fill: none; stroke: #3f6fd8; stroke-width: 1.8; }
 .curve line { stroke: currentColor; stroke-dasharray: 3 3; stroke-opacity: 0.5; }
 .curve text { fill: currentColor; font-size: 10px; }
+.curve rect { fill: #3f6fd8; fill-opacity: 0.75; }
+.curve circle { cursor: pointer; fill: #3f6fd8; }
+.bars { border-bottom: 1px solid currentColor; border-left: 1px solid currentColor; }
 .heights { background: linear-gradient(to right, #f4f7fc, #1d4c91); display: inline-block;
   height: 8px; margin: 0 6px; width: 70px; }
 .words { display: flex; flex-wrap: wrap; gap: 2px; max-width: 420px; }
@@ -157,9 +161,10 @@ class PicturesPane(Pane):
 
 def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:
     likeness = [] if isinstance(found.likeness, str) else [*found.likeness.labels["node"]]
+    decoded = [] if found.decoded is None else [*found.decoded.labels["node"]]
     affected = [node for table in found.effects for node in table.nodes if node]
     inside = [spot.node for drawing in circuits for spot in drawing.spots.values()]
-    return [*dict.fromkeys([*likeness, *affected, *inside])]
+    return [*dict.fromkeys([*likeness, *decoded, *affected, *inside])]
 
 
 def _page(found: Album, node: str, effects: str) -> str:
@@ -173,6 +178,7 @@ def _page(found: Album, node: str, effects: str) -> str:
     cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
     cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
     cards += _cloud(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
+    cards += _reliability(found.reliability) + _decoded(found.decoded, found.step)
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
         f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
@@ -260,6 +266,8 @@ def _missing(title: str, why: str) -> str:
 
 
 _SIZE, _MARGIN = 190, 8
+_BETWEEN, _LETTER, _NAMED = 26, 6, 24
+"""Pixels between layers and for a letter, and the most letters of a name below a line."""
 
 
 def _cloud(found: Cloud | str, node: str, sample: int) -> str:
@@ -335,3 +343,77 @@ def _confusion(found: Album) -> str:
         '<div class="card"><h3>confusion matrix (rows: class, columns: predicted class)</h3>'
         f"{_heat(whole, names, float(counts.max(initial=0)))}</div>"
     )
+
+
+def _reliability(found: Picture | None) -> str:
+    """Return a card with the accuracy in each bin of the confidence; "" without a picture."""
+    if found is None:
+        return ""
+    width = _SIZE / len(found.values)
+    bars = []
+    for i, (sure, right, samples) in enumerate(found.values.tolist()):
+        if not samples:
+            continue
+        known = (
+            f"confidence {number(sure, digits=3)}, accuracy {number(right, digits=3)}, "
+            f"{count(int(samples))} samples"
+        )
+        bars.append(
+            f'<rect x="{i * width + 0.5:.1f}" y="{_SIZE * (1 - right):.1f}" '
+            f'width="{width - 1:.1f}" height="{_SIZE * right:.1f}"><title>{known}</title></rect>'
+        )
+    total = count(int(found.values[:, 2].sum()))
+    return (
+        f'<div class="card"><h3>reliability: {_e(found.node or "")}</h3>'
+        f'<svg class="curve bars" width="{_SIZE}" height="{_SIZE}" role="img" '
+        f'aria-label="Accuracy by confidence">{"".join(bars)}'
+        f'<line x1="0" y1="{_SIZE}" x2="{_SIZE}" y2="0"/></svg>'
+        f"<p>accuracy (up) by confidence (0 to 1, across) of {total} samples; the bars of a "
+        "calibrated model end at the diagonal</p></div>"
+    )
+
+
+def _decoded(found: Picture | None, step: int) -> str:
+    """Return a card with a line over the layers; "" without a picture."""
+    if found is None:
+        return ""
+    names, values = found.labels["node"], found.values[-1].tolist()
+    places = [_MARGIN + i * _BETWEEN for i in range(len(names))]
+    inner, pieces, marks, pen = _SIZE - 2 * _MARGIN, [], [], "M"
+    for x, name, value in zip(places, names, values, strict=True):
+        if value != value:  # NaN
+            pen = "M"
+            continue
+        y = _MARGIN + inner * (1 - value)
+        pieces.append(f"{pen}{x} {y:.1f}")
+        pen = "L"
+        known = f"{_e(name)}: {number(value, digits=3)}"
+        marks.append(
+            f'<circle cx="{x}" cy="{y:.1f}" r="4" tabindex="0" data-send="node:{_raw(name)}">'
+            f"<title>{known}</title></circle>"
+        )
+    longest = max(map(len, names))
+    height = _SIZE + _LETTER * min(longest, _NAMED)
+    texts = "".join(
+        f'<text transform="translate({x + 3} {_SIZE + 4}) rotate(90)">{_e(_short(name))}</text>'
+        for x, name in zip(places, names, strict=True)
+    )
+    scale = "".join(
+        f'<line x1="0" x2="{places[-1] + _MARGIN}" y1="{y}" y2="{y}"/>'
+        f'<text x="{places[-1] + _MARGIN + 3}" y="{y + 4}">{mark}</text>'
+        for mark, y in ((1, _MARGIN), (0, _MARGIN + inner))
+    )
+    tested = found.facts["tested"][-1]
+    return (
+        '<div class="card"><h3>linear probe of each layer</h3><div class="wide">'
+        f'<svg class="curve" width="{places[-1] + 3 * _MARGIN}" height="{height}" role="img" '
+        f'aria-label="Accuracy of a linear probe by layer"><path d="{"".join(pieces)}"/>'
+        f"{scale}{''.join(marks)}{texts}</svg></div>"
+        f"<p>accuracy of a linear classifier of each layer's values, on {count(tested)} samples to "
+        f"which it was not fitted, at step {count(step)}</p></div>"
+    )
+
+
+def _short(name: str) -> str:
+    """Return the end of a long name, which tells layers apart."""
+    return name if len(name) <= _NAMED else "\u2026" + name[1 - _NAMED :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import xml.etree.ElementTree as ET
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +21,8 @@ from torch.nn import functional as F
 import comgra_decl
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run
+from comgra_decl.viewer.elements import picture_of
+from comgra_decl.viewer.model.drawing import Drawing
 from comgra_decl.viewer.model.pictures import Cloud, album, png
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
@@ -169,7 +172,7 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
     expect(images).to_have_count(7)  # six samples and one picture
     sizes = images.evaluate_all("all => all.map(image => image.naturalWidth)")
     assert sizes == [6] * 6 + [4]
-    expect(page.locator(".cards circle")).to_have_count(6)
+    expect(page.locator('.cards circle[data-send^="sample:"]')).to_have_count(6)
     sample = page.get_by_role("button", name="sample 4")
     expect(sample).to_have_attribute("aria-pressed", "false")
     sample.press("Enter")
@@ -236,3 +239,64 @@ def test_plotted_pictures_name_nodes_and_steps(probed: RunView) -> None:
     flow = run.picture("flow", 4).labels["node"]
     assert len({*flow}) == len(flow)
     assert [*plots.picture("flow", step=4).dframe()["node"]] == flow
+
+
+def test_a_reliability_diagram_is_bars_against_the_diagonal(probed: RunView) -> None:
+    bars, diagonal = plotted(probed.run).picture("reliability", step=4)
+    sure, right, counts = probed.run.picture("reliability", 4).values.T
+    assert (bars.edges == np.linspace(0, 1, 11)).all()
+    np.testing.assert_array_equal(bars.dimension_values("accuracy"), right)
+    np.testing.assert_array_equal(bars.dimension_values("mean confidence"), sure)
+    assert bars.dimension_values("samples").sum() == counts.sum() == 6
+    assert [*map(tuple, diagonal.array())] == [(0, 0), (1, 1)]
+
+
+def test_linear_probes_are_a_line_over_the_layers_for_each_step(probed: RunView) -> None:
+    found = probed.run.picture("linear_probe")
+    lines = plotted(probed.run).picture("linear_probe")
+    assert [*lines.keys()] == found.labels["step"] == [0, 2, 4]
+    for step, values in zip(found.labels["step"], found.values, strict=True):
+        np.testing.assert_array_equal(lines[step].dimension_values("accuracy"), values)
+        assert [*lines[step].dimension_values("node")] == found.labels["node"]
+
+
+def test_the_section_draws_reliability_and_linear_probes(probed: RunView) -> None:
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(probed, step=4))
+    page = ET.fromstring(f"<p>{re.sub('<img[^>]*>', '', pane.view.html).replace('<br>', '')}</p>")
+    bars, line = page.iterfind(".//svg[@class='curve bars']"), page.find(".//svg[path]")
+    (drawing,) = bars
+    accuracy = probed.run.picture("reliability", 4).values[:, 1]
+    heights = [float(bar.get("height", "")) / 190 for bar in drawing.iterfind("rect")]
+    assert heights == pytest.approx(accuracy[np.isfinite(accuracy)].tolist(), abs=1e-3)
+    probes = probed.run.picture("linear_probe", 4)
+    assert line is not None
+    dots = [*line.iterfind("circle")]
+    assert [dot.get("data-send") for dot in dots] == [f"node:{n}" for n in probes.labels["node"]]
+    up = [1 - (float(dot.get("cy", "")) - 8) / (190 - 16) for dot in dots]
+    assert up == pytest.approx(probes.values[0].tolist(), abs=1e-3)
+
+
+def test_a_picture_keeps_its_shape_in_a_page_of_any_width(probed: RunView) -> None:
+    figure = hv.render(plotted(probed.run).picture("cam"), backend="bokeh")
+    assert figure.frame_width == figure.frame_height  # of 4 x 4 cells
+    assert figure.sizing_mode is None
+
+
+def test_tiles_are_numbered_at_the_axes(probed: RunView) -> None:
+    view = probed.run.slot("1").plot.preview(int(probed.run.steps[0]), sample=0)  # 3 channels
+    figure = hv.render(view, backend="bokeh")
+    assert figure.xaxis[0].major_label_overrides == {2: "0", 7: "1"}
+    assert figure.yaxis[0].major_label_overrides == {2: "0", 7: "2"}
+    assert figure.yaxis[0].axis_label.startswith("first channel of the row")
+
+
+def test_a_colour_bar_of_small_numbers_leaves_the_title_readable() -> None:
+    pytest.importorskip("matplotlib")
+    values = np.linspace(-1e-6, 1e-6, 16).reshape(4, 4)
+    figure = hv.render(
+        picture_of(Drawing("map", values, "", down="height", across="width"), "title"),
+        backend="matplotlib",
+    )
+    figure.canvas.draw()
+    assert [axes.yaxis.get_offset_text().get_text() for axes in figure.axes] == ["", ""]
