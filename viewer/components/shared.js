@@ -38,11 +38,13 @@ function safeColour(value, fallback = "none") {
   return /^#([0-9a-f]{3}|[0-9a-f]{6})$/i.test(value || "") ? value : fallback;
 }
 
+const KEYLESS = /^(button|checkbox|radio|range)$/; // inputs that take no text
+
 // Returns whether the user is typing; looks through shadow roots.
 function isTyping(event) {
   const target = event.composedPath()[0];
-  return target instanceof HTMLElement &&
-    (target.isContentEditable || /^(input|textarea|select)$/i.test(target.tagName));
+  return target instanceof HTMLElement && (target.isContentEditable
+    || (/^(input|textarea|select)$/i.test(target.tagName) && !KEYLESS.test(target.type)));
 }
 
 // Keys that work wherever the focus is, while the component is visible.

@@ -264,6 +264,10 @@ def _unit(axis: XAxis, found: Sequence[Recorded]) -> tuple[float, str]:
 # --- settings against a metric ---------------------------------------------------------------
 
 
+_EACH_MARKED, _APART = 6, 0.15
+"""Number of different values that are all marked at an axis, and the least distance of marks."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scale:
     """An axis of settings or of a metric.
@@ -350,8 +354,18 @@ def _numbers(label: str, values: Floats, texts: tuple[str, ...]) -> Scale:
     else:
         places = (values - low) / (high - low)
         middle = (low + high) / 2
-    ends = ((0.0, low), (0.5, middle), (1.0, high))
-    ticks = tuple((place, number(value, digits=3)) for place, value in ends)
+    several = {float(value): float(place) for value, place in zip(values, places, strict=True)}
+    chosen = {low: 0.0, middle: 0.5, high: 1.0}
+    if len(np.unique(known)) <= _EACH_MARKED:
+        chosen = {value: several[value] for value in np.unique(known).tolist()}
+    apart: list[tuple[float, str]] = []
+    for value, place in chosen.items():
+        if not apart or place - apart[-1][0] >= _APART or place == 1:
+            if apart and place - apart[-1][0] < _APART and len(apart) > 1:
+                apart.pop()  # the last value is always marked
+            text = str(int(value)) if value.is_integer() else number(value, digits=3)
+            apart.append((place, text))
+    ticks = tuple(apart)
     return Scale(label, places, ticks, texts)
 
 

@@ -19,7 +19,7 @@ from comgra_decl.viewer.panes.figures import Frame, legend
 from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
 
 _COLUMNS = ("x", "y", "value", "side")
-_SIDES = (("here", BLUE), ("there", ORANGE))
+_SIDES = (("this", BLUE), ("other", ORANGE))
 
 
 class OverlayFigure:
@@ -33,7 +33,7 @@ class OverlayFigure:
         self.frame.hover.along([])
         items = []
         for (side, colour), source in zip(_SIDES, self.sources, strict=True):
-            dash = "solid" if side == "here" else [6, 3]
+            dash = "solid" if side == "this" else [6, 3]
             line = fig.line("x", "y", source=source, line_color=colour, line_width=1.7,
                             line_dash=dash)  # fmt: skip
             fig.scatter("x", "y", source=source, size=4, color=colour)

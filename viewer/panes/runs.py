@@ -31,11 +31,13 @@ _GRID = """
 .choices { contain: size; grid-row: 1 / span 2; min-height: 0; overflow: auto; }
 .table { contain: size; grid-column: 2 / span 3; min-height: 0; min-width: 0; }
 .scroll-button { display: none !important; }
+:host(.many) { grid-template-rows: minmax(340px, 5fr) minmax(260px, 5fr); min-height: 640px; }
 @container (max-width: 1210px) {
   :host {
     grid-template-columns: 170px repeat(2, minmax(0, 1fr));
     grid-template-rows: minmax(200px, 1fr) 270px 290px; min-height: 790px;
   }
+  :host(.many) { grid-template-rows: minmax(340px, 1fr) 270px 290px; min-height: 930px; }
   .choices { grid-row: 1 / span 3; }
   .table { grid-column: 2 / span 2; }
   .trials { grid-column: 2 / span 2; }
@@ -45,6 +47,7 @@ _GRID = """
     grid-template-columns: minmax(0, 1fr); grid-template-rows: 250px auto 250px 250px 270px;
     min-height: 1300px;
   }
+  :host(.many) { grid-template-rows: 340px auto 250px 250px 270px; min-height: 1390px; }
   .choices { contain: none; grid-row: 2; }
   .table, .trials { grid-column: 1; }
 }
@@ -55,6 +58,9 @@ _ROW = """
   h2 { grid-column: 1 / -1; }
 }
 """
+_MANY = 8
+"""Number of runs above which the table is higher."""
+
 _ALL_SETTINGS = Option("", "all that differ (parallel axes)")
 
 
@@ -81,10 +87,11 @@ class RunsPane(Pane):
         self.metric, self.tensor = LinesFigure(self._jump), LinesFigure(self._jump)
         self.trials = TrialsFigure(self._toggle)
         self.trials.panel.css_classes = ["trials"]
-        return pn.Column(
+        self.box = pn.Column(
             self.table, self.choices, self.metric.panel, self.tensor.panel, self.trials.panel,
             sizing_mode="stretch_both", margin=0, stylesheets=[_GRID],
         )  # fmt: skip
+        return self.box
 
     def components(self) -> list[Any]:
         """Return the choices and the table, which handle clicks."""
@@ -154,6 +161,9 @@ class RunsPane(Pane):
             self._tabled = key
             self._rows = rows  # keeps the rows alive, so that their ids stay theirs
             self.table.put(content=model.table_of(rows, problems).json(self._colours))
+            classes = ["many"] if len(rows) > _MANY else []
+            if self.box.css_classes != classes:
+                self.box.css_classes = classes
         reading = len(self._names) - len(rows) - len(problems)
         self.table.put(ticked=list(self._ticked), shown=shown, reading=max(reading, 0))
 

@@ -93,6 +93,10 @@ class LinesFigure:
             self._jump(round(x))
 
 
+_CHIP = "#5b6472"
+"""The colour below the values at parallel axes, so that lines do not cover them."""
+
+
 class TrialsFigure:
     """Runs as points (one setting against the metric) or as lines over parallel axes.
 
@@ -114,8 +118,9 @@ class TrialsFigure:
             plainly(figure, Scatter(x="x", y="y", fill_color="colour", line_color=None,
                                     fill_alpha="alpha", size=9), self._points),
         ]  # fmt: skip
-        text = Text(x="x", y="y", text="text", text_align="center", text_color=GREY,
-                    text_baseline="middle", text_font_size="11px")  # fmt: skip
+        text = Text(x="x", y="y", text="text", text_align="center", text_color="white",
+                    text_baseline="middle", text_font_size="11px", background_fill_color=_CHIP,
+                    background_fill_alpha=0.85, padding=2, border_radius=3)  # fmt: skip
         plainly(figure, text, self._marks)
         self.frame.hover.tool.update(renderers=drawn, line_policy="interp")
         self.frame.on_tap(self._tapped)

@@ -19,6 +19,7 @@ from comgra_decl.viewer.model import runs as model
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.library import Library, Wanted, XAxis
 from comgra_decl.viewer.model.series import smoothed
+from comgra_decl.viewer.panes.runs import RunsPane
 from comgra_decl.viewer.url import format_query, parse
 from tests.support.fake_run import FakeRun
 
@@ -174,7 +175,12 @@ def test_runs_that_do_not_fit_in_memory_are_left_out(
 def test_settings_have_scales_by_their_kind() -> None:
     lr = model.scale_of("lr", list(RATES))
     assert np.allclose(lr.places, [0, 1 / 3, 2 / 3, 1])
-    assert [text for _, text in lr.ticks] == ["1.00e\u22124", "0.00316", "0.100"]
+    assert [text for _, text in lr.ticks] == ["1.00e\u22124", "0.00100", "0.0100", "0.100"]
+    many = model.scale_of("lr", np.logspace(-4, -1, 9).tolist())
+    assert [text for _, text in many.ticks] == ["1.00e\u22124", "0.00316", "0.100"]
+    assert model.scale_of("batch", [16, 64, 32, 64]).ticks == ((0, "16"), (1 / 3, "32"), (1, "64"))
+    decay = model.scale_of("decay", [0.0, 1e-4, 0.01])
+    assert decay.ticks == ((0, "0"), (1, "0.0100"))  # without a mark that would cover another
     depth = model.scale_of("depth", [2, 4, None])
     assert depth.places[:2].tolist() == [0, 1]
     assert math.isnan(depth.places[2])
@@ -324,3 +330,17 @@ def test_only_the_rows_in_view_are_elements(open_page: Callable[..., Any], serve
     assert rows.count() < 40
     page.get_by_label("Tick all listed runs").check()
     expect(page.get_by_role("status")).to_have_text("1000 runs, 1000 ticked")
+
+
+@pytest.mark.parametrize(("runs", "many"), [(2, False), (9, True)])
+def test_the_table_of_many_runs_is_higher(tmp_path: Path, runs: int, many: bool) -> None:
+    for number in range(runs):
+        fake = FakeRun(tmp_path / "group" / f"run-{number}", nodes=["head"], layers=1)
+        fake.write(1)
+        fake.close()
+    dashboard = Dashboard(Catalogue(tmp_path), query="?section=runs")
+    dashboard.catalogue.library.wait()
+    dashboard.poll()
+    (pane,) = dashboard.screen.sections["runs"].panes
+    assert isinstance(pane, RunsPane)
+    assert ("many" in pane.box.css_classes) == many
