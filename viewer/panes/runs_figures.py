@@ -118,9 +118,10 @@ class TrialsFigure:
             plainly(figure, Scatter(x="x", y="y", fill_color="colour", line_color=None,
                                     fill_alpha="alpha", size=9), self._points),
         ]  # fmt: skip
+        chip: Any = {"background_fill_color": _CHIP, "background_fill_alpha": 0.85, "padding": 2,
+                     "border_radius": 3}  # fmt: skip
         text = Text(x="x", y="y", text="text", text_align="center", text_color="white",
-                    text_baseline="middle", text_font_size="11px", background_fill_color=_CHIP,
-                    background_fill_alpha=0.85, padding=2, border_radius=3)  # fmt: skip
+                    text_baseline="middle", text_font_size="11px", **chip)  # fmt: skip
         plainly(figure, text, self._marks)
         self.frame.hover.tool.update(renderers=drawn, line_policy="interp")
         self.frame.on_tap(self._tapped)

@@ -178,9 +178,10 @@ def test_settings_have_scales_by_their_kind() -> None:
     assert [text for _, text in lr.ticks] == ["1.00e\u22124", "0.00100", "0.0100", "0.100"]
     many = model.scale_of("lr", np.logspace(-4, -1, 9).tolist())
     assert [text for _, text in many.ticks] == ["1.00e\u22124", "0.00316", "0.100"]
-    assert model.scale_of("batch", [16, 64, 32, 64]).ticks == ((0, "16"), (1 / 3, "32"), (1, "64"))
-    decay = model.scale_of("decay", [0.0, 1e-4, 0.01])
-    assert decay.ticks == ((0, "0"), (1, "0.0100"))  # without a mark that would cover another
+    batch = [*model.scale_of("batch", [16, 64, 32, 64]).ticks]
+    assert batch == [(0, "16"), (1 / 3, "32"), (1, "64")]
+    decay = [*model.scale_of("decay", [0.0, 1e-4, 0.01]).ticks]
+    assert decay == [(0, "0"), (1, "0.0100")]  # without a mark that would cover another
     depth = model.scale_of("depth", [2, 4, None])
     assert depth.places[:2].tolist() == [0, 1]
     assert math.isnan(depth.places[2])
