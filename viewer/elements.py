@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.viewer.escaping import bokeh_text
-from comgra_decl.viewer.model.drawing import Drawing, limit_of
+from comgra_decl.viewer.model.drawing import Drawing, limit_of, tile_ticks
 from comgra_decl.viewer.palette import BLUE, LINES, signed_faded
 
 LINE, HIGHEST = 14, 700
@@ -161,41 +161,23 @@ def _sizes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _tile_axes(drawing: Drawing) -> dict[str, Any]:
-    """Return options that number the tiles of a drawing, or the cells of a small one.
-
-    Tiles are in reading order. Along the lower axis are the numbers of the first row, and on the
-    left those of the first tile of each row.
-    """
-    if len(drawing.tiles) < 2:
+    """Return options that number the tiles of a drawing, or the cells of a small one."""
+    across, down = tile_ticks(drawing, _NUMBERS)
+    if not across:
         sizes = zip(("yticks", "xticks"), drawing.image.shape, strict=True)
         return {
             name: [(i + 0.5, str(i)) for i in range(size)]
             for name, size in sizes
             if size <= _NUMBERS
         }
-    top = [tile for tile in drawing.tiles if tile.top == 0]
-    side = [tile for tile in drawing.tiles if tile.left == 0]
-    per = drawing.per or len(drawing.tiles)
-    first, second = drawing.each[0], drawing.each[-1]
-    across = [
-        (tile.left + tile.width / 2, str(tile.number % per)) for tile in top[:: _every(len(top))]
-    ]
-    down = [
-        (tile.top + tile.height / 2, str(tile.number // per if drawing.per else tile.number))
-        for tile in side[:: _every(len(side))]
-    ]
-    wide, high = (f"0 to {size - 1} in each tile" for size in (top[0].width, top[0].height))
+    tile = drawing.tiles[0]
+    wide, high = (f"0 to {size - 1} in each tile" for size in (tile.width, tile.height))
     return {
-        "xticks": across,
-        "yticks": down,
-        "xlabel": f"{second} in the first row \u00b7 {drawing.across} {wide}",
-        "ylabel": f"first {first} of the row \u00b7 {drawing.down} {high}",
+        "xticks": [*across.items()],
+        "yticks": [*down.items()],
+        "xlabel": f"{drawing.each[-1]} in the first row \u00b7 {drawing.across} {wide}",
+        "ylabel": f"first {drawing.each[0]} of the row \u00b7 {drawing.down} {high}",
     }
-
-
-def _every(count: int) -> int:
-    """Return the distance between numbers, so that they do not overlap."""
-    return -(-count // _NUMBERS)
 
 
 def bars_against_diagonal(bins: Floats, label: str) -> Any:

@@ -36,16 +36,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.make:
             return 0
         path = RESULTS / f"viewer-{date.today().isoformat()}.json"
-        figures = json.loads(path.read_text()) if path.exists() else {"measures": {}}
+        figures = _latest()
         figures |= {"date": date.today().isoformat(), "machine": machine_facts(_PACKAGES)}
         for name in options.only:
             shape, measure = MEASURES[name]
-            figures["measures"][name] = _measured(roots[shape], measure)
+            figures["measures"][name] = {
+                **_measured(roots[shape], measure),
+                "date": figures["date"],
+                "load": machine_facts(_PACKAGES)["load_before"],
+            }
             print(page.tables({**figures, "measures": {name: figures["measures"][name]}}))
         if options.save:
             path.write_text(json.dumps(figures, indent=1) + "\n")
             page.write(figures)
     return 0
+
+
+def _latest() -> dict[str, Any]:
+    """Return the newest results, whose measures are kept unless they are taken again."""
+    files = sorted(RESULTS.glob("viewer-*.json"))
+    if not files:
+        return {"measures": {}}
+    figures: dict[str, Any] = json.loads(files[-1].read_text())
+    for measured in figures["measures"].values():
+        measured.setdefault("date", figures["date"])
+        measured.setdefault("load", figures["machine"]["load_before"])
+    return figures
 
 
 def _measured(root: Path, measure: Any) -> dict[str, Any]:

@@ -39,17 +39,21 @@ def write(figures: dict[str, Any]) -> None:
 def tables(figures: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     machine = figures["machine"]
-    busy = " **The machine was busy, so the times are upper bounds.**"
-    load = busy * (machine["load_before"] > _QUIET)
     lines = ["| | | median | p95 | target | of |", "|---|---|---:|---:|---:|---:|"]
-    for name in _TITLES:
-        if name in figures["measures"]:
-            lines += _lines(name, figures["measures"][name])
+    taken = [(name, figures["measures"][name]) for name in _TITLES if name in figures["measures"]]
+    for name, measured in taken:
+        lines += _lines(name, measured)
     notes = _memory(figures["measures"].get("memory", {}))
+    when = "; ".join(
+        f"*{_TITLES[name].format(**measured)}* on {measured['date']} at a load of "
+        f"{measured['load']}" for name, measured in taken
+    )  # fmt: skip
+    busy = any(measured["load"] > _QUIET for _, measured in taken)
+    bounds = " **The machine was busy, so the times are upper bounds.**" * busy
     return f"""\
-Measured on {figures["date"]} with `python -m benchmarks.viewer`: {machine["processor"]},
-{machine["cores"]} cores shared by server and browser, no GPU (the browser renders in
-software), system load of {machine["load_before"]} before the run.{load} Times in ms.
+Measured with `python -m benchmarks.viewer`: {machine["processor"]}, {machine["cores"]} cores shared
+by server and browser, no GPU (the browser renders in software), system load by measurement: {when}.
+{bounds} Times in ms.
 
 {chr(10).join(lines)}
 {notes}"""

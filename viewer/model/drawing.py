@@ -306,6 +306,29 @@ def labels_of(drawing: Drawing) -> tuple[Tile, ...]:
     return drawing.tiles if 1 < len(drawing.tiles) <= _LABELLED else ()
 
 
+Ticks = dict[float, str]
+
+
+def tile_ticks(drawing: Drawing, most: int) -> tuple[Ticks, Ticks]:
+    """Return the numbers of tiles by their middle, across and down; none if there is only one.
+
+    Tiles are in reading order. Those across are the numbers of the first row, and those down belong
+    to the first tile of each row. At most `most` of them are named along each axis.
+    """
+    if len(drawing.tiles) < 2:
+        return {}, {}
+    top = [tile for tile in drawing.tiles if tile.top == 0]
+    side = [tile for tile in drawing.tiles if tile.left == 0]
+    per = drawing.per or len(drawing.tiles)
+    return (
+        {t.left + t.width / 2: str(t.number % per) for t in top[:: -(-len(top) // most)]},
+        {
+            t.top + t.height / 2: str(t.number // per if drawing.per else t.number)
+            for t in side[:: -(-len(side) // most)]
+        },
+    )
+
+
 def _colours(images: Floats, part: _Part) -> Drawing:
     """Draw images [n, 3, h, w] in colour, scaled from 0 to 1, 0 to 255, or lowest to highest."""
     finite = images[np.isfinite(images)]

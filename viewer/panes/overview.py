@@ -106,7 +106,7 @@ class OverviewPane(Pane):
         if key != self._drawn:
             self._picture = overview(shown.view, at, pass_, within=within)
             self._draw(self._picture)
-            self.frame.title = _title(shown, pass_, self._picture)
+            self.frame.title = _title(shown, pass_)
             self._drawn = key
         self._flag(pass_)
         if self._picture is not None:
@@ -183,6 +183,8 @@ class OverviewPane(Pane):
             parts.append("red: NaN or infinite")
         if len(self._found.data["x"]):
             parts.append("\u25c6 finding")
+        if picture.scale.logarithmic:
+            parts.append("log colours")
         return " \u00b7 ".join(parts)
 
     def _mark_line(self, line: int | None) -> None:
@@ -232,9 +234,8 @@ def _palette(diverging: bool) -> list[str]:
     return [signed_colour(2 * p - 1) if diverging else colour_at(p) for p in places]
 
 
-def _title(shown: Shown, pass_: str, picture: Overview | None) -> str:
+def _title(shown: Shown, pass_: str) -> str:
     at = shown.at.wide
-    parts = [pass_label(pass_), at.statistic, f"batch {BATCH_LABELS[at.over].lower()}"]
-    if picture is not None and picture.scale.logarithmic:
-        parts.append("log colours")
-    return " \u00b7 ".join(parts)
+    return " \u00b7 ".join(
+        [pass_label(pass_), at.statistic, f"batch {BATCH_LABELS[at.over].lower()}"]
+    )

@@ -6,9 +6,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 import panel as pn
-from bokeh.models import ColumnDataSource, ImageRGBA, Line, LinearColorMapper, Rect, Text, VBar
+from bokeh.models import (
+    ColumnDataSource,
+    FixedTicker,
+    ImageRGBA,
+    Line,
+    LinearColorMapper,
+    Rect,
+    Text,
+    VBar,
+)
 
-from comgra_decl.viewer.model.drawing import Drawing, fitted, labels_of, place_of
+from comgra_decl.viewer.model.drawing import Drawing, Ticks, fitted, labels_of, place_of, tile_ticks
 from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.selection import slots_of
@@ -27,6 +36,7 @@ _TEXTS: dict[str, list[Any]] = {"x": [], "y": [], "text": []}
 _BOXES: dict[str, list[Any]] = {"x": [], "y": [], "width": [], "height": []}
 
 _WIDTH, _HEIGHT = 400, 200  # of a figure, until the browser tells
+_NUMBERED = 6  # tiles along an axis that are numbered
 _LETTER, _LINE = 6.5, 11  # pixels that a letter and a line take
 
 
@@ -85,6 +95,8 @@ class ValuesPane(Pane):
             fig.on_change(name, self._on_size)
         fig.hover.renderers = [drawn]
         fig.ygrid.grid_line_color = None
+        axes = fig.xaxis[0], fig.yaxis[0]
+        self._axes: list[Any] = [(axis, axis.ticker, FixedTicker(ticks=[])) for axis in axes]
         return self.frame.pane()
 
     def exhibits(self) -> list[Exhibit]:
@@ -115,6 +127,7 @@ class ValuesPane(Pane):
     def _draw(self, picture: ValuesPicture) -> None:
         drawing, shown = picture.drawing, "" if picture.missing else picture.drawing.form
         self._draw_cells(drawing if shown in ("map", "colours") else None, picture.limit)
+        self._number_axes(drawing if shown in ("map", "colours") else None)
         numbered = labels_of(drawing) if shown in ("map", "colours") else ()
         zeros = [tile for tile in drawing.tiles if tile.zero] if shown == "map" else []
         put(
@@ -159,6 +172,20 @@ class ValuesPane(Pane):
         left, top = (columns - x) / 2 - 0.5, (rows - y) / 2 - 0.5
         self.frame.show(x=(left, left + x), y=(top + y, top))
         put(self._words, self._labels(drawing))
+
+    def _number_axes(self, drawing: Drawing | None) -> None:
+        """Show the numbers of tiles at the axes, instead of those of the cells between them."""
+        ticks: tuple[Ticks, Ticks] = ({}, {})
+        if drawing is not None:
+            ticks = tile_ticks(drawing, _NUMBERED)
+        for (axis, usual, fixed), named_at in zip(self._axes, ticks, strict=True):
+            labels = {at - 0.5: text for at, text in named_at.items()}
+            if labels != axis.major_label_overrides:
+                fixed.ticks = [*labels]
+                axis.major_label_overrides = labels
+            ticker = fixed if labels else usual
+            if axis.ticker is not ticker:
+                axis.ticker = ticker
 
     def _labels(self, drawing: Drawing) -> dict[str, Any]:
         """Return the words of a map of tokens, if its cells have room for letters."""

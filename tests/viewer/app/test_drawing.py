@@ -16,13 +16,14 @@ from comgra_decl.records import Axis
 from comgra_decl.viewer import palette
 from comgra_decl.viewer.model.columns import COLUMNS, columns, strongest
 from comgra_decl.viewer.model.distribution import picture
-from comgra_decl.viewer.model.drawing import draw, fitted, place_of
+from comgra_decl.viewer.model.drawing import draw, fitted, place_of, tile_ticks
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.series import Curve, bounds, drawn, isolated, thin
 from comgra_decl.viewer.model.ticks import log_ticks
 from comgra_decl.viewer.model.values import standardised
 from comgra_decl.viewer.panes.distribution import SHADES, shades
 from comgra_decl.viewer.panes.hovering import NUMBER, PLACED
+from comgra_decl.viewer.panes.values import ValuesPane
 
 values = arrays(np.float64, st.integers(1, 400), elements=st.floats(-1e6, 1e6) | st.just(math.nan))
 
@@ -330,3 +331,24 @@ def test_a_tooltip_names_the_tile_and_the_cell_in_it(page: Any) -> None:
         assert gap == "between two"
     flat = place_of(draw(preview_of(8, 90, axes=("sample", "feature"))))
     assert page.evaluate(code, [flat, 17.2, 3.4]) == "sample 3 \u00b7 feature 17"
+
+
+def test_the_axes_of_tiles_have_the_numbers_of_tiles() -> None:
+    maps = draw(preview_of(7, 2, 2, axes=("channel", "height", "width")))  # in rows of three
+    assert tile_ticks(maps, 9) == ({1: "0", 4: "1", 7: "2"}, {1: "0", 4: "3", 7: "6"})
+    assert tile_ticks(maps, 2) == ({1: "0", 7: "2"}, {1: "0", 7: "6"})
+    kernels = draw(preview_of(2, 3, 4, 4, axes=("filter", "channel", "height", "width")))
+    assert tile_ticks(kernels, 9) == ({2: "0", 7: "1", 12: "2"}, {2: "0", 7: "1"})
+    assert tile_ticks(draw(preview_of(3, 4, axes=("position", "feature"))), 9) == ({}, {})
+
+
+def test_tiles_are_numbered_where_they_are_drawn() -> None:
+    pane = ValuesPane(lambda **_: None, place=0)
+    axes: list[Any] = [pane.frame.figure.xaxis[0], pane.frame.figure.yaxis[0]]
+    usual = [axis.ticker for axis in axes]
+    pane._number_axes(draw(preview_of(7, 2, 2, axes=("channel", "height", "width"))))
+    assert [[*axis.ticker.ticks] for axis in axes] == [[0.5, 3.5, 6.5]] * 2
+    assert axes[1].major_label_overrides == {0.5: "0", 3.5: "3", 6.5: "6"}
+    pane._number_axes(None)
+    assert [axis.ticker for axis in axes] == usual
+    assert axes[1].major_label_overrides == {}
