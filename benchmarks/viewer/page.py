@@ -49,11 +49,11 @@ def tables(figures: dict[str, Any]) -> str:
         f"{measured['load']}" for name, measured in taken
     )  # fmt: skip
     busy = any(measured["load"] > _QUIET for _, measured in taken)
-    bounds = " **The machine was busy, so the times are upper bounds.**" * busy
+    bounds = "**The machine was busy, so the times are upper bounds.** " * busy
     return f"""\
 Measured with `python -m benchmarks.viewer`: {machine["processor"]}, {machine["cores"]} cores shared
 by server and browser, no GPU (the browser renders in software), system load by measurement: {when}.
-{bounds} Times in ms.
+{bounds}Times in ms.
 
 {chr(10).join(lines)}
 {notes}"""
