@@ -264,6 +264,9 @@ def _unit(axis: XAxis, found: Sequence[Recorded]) -> tuple[float, str]:
 # --- settings against a metric ---------------------------------------------------------------
 
 
+_LONG = 1e6
+"""Whole numbers above this are rounded at an axis."""
+
 _EACH_MARKED, _APART = 6, 0.15
 """Number of different values that are all marked at an axis, and the least distance of marks."""
 
@@ -339,6 +342,11 @@ def scale_of(label: str, values: Sequence[Any]) -> Scale:
     )
 
 
+def _short_number(value: float) -> str:
+    whole = value.is_integer() and abs(value) < _LONG
+    return str(int(value)) if whole else number(value, digits=3)
+
+
 def _numbers(label: str, values: Floats, texts: tuple[str, ...]) -> Scale:
     known = values[np.isfinite(values)]
     if not len(known):
@@ -346,7 +354,7 @@ def _numbers(label: str, values: Floats, texts: tuple[str, ...]) -> Scale:
     low, high = float(known.min()), float(known.max())
     if low == high:
         return Scale(
-            label, np.where(np.isfinite(values), 0.5, np.nan), ((0.5, number(low)),), texts
+            label, np.where(np.isfinite(values), 0.5, np.nan), ((0.5, _short_number(low)),), texts
         )
     if low > 0 and high / low > _LOGARITHMIC:
         places = np.log(values / low) / math.log(high / low)
@@ -363,8 +371,7 @@ def _numbers(label: str, values: Floats, texts: tuple[str, ...]) -> Scale:
         if not apart or place - apart[-1][0] >= _APART or place == 1:
             if apart and place - apart[-1][0] < _APART and len(apart) > 1:
                 apart.pop()  # the last value is always marked
-            text = str(int(value)) if value.is_integer() else number(value, digits=3)
-            apart.append((place, text))
+            apart.append((place, _short_number(value)))
     ticks = tuple(apart)
     return Scale(label, places, ticks, texts)
 

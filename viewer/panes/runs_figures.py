@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from bokeh.models import ColumnDataSource, MultiLine, Scatter, Text
+from bokeh.models import AllLabels, ColumnDataSource, MultiLine, Scatter, Text
 from bokeh.models.formatters import CustomJSTickFormatter
 from bokeh.models.tickers import FixedTicker
 
@@ -93,6 +93,9 @@ class LinesFigure:
             self._jump(round(x))
 
 
+_ABREAST, _SLANT = 40, 0.4
+"""Number of letters that fit below parallel axes side by side; the angle of more, in radians."""
+
 _CHIP = "#5b6472"
 """The colour below the values at parallel axes, so that lines do not cover them."""
 
@@ -124,6 +127,7 @@ class TrialsFigure:
                     text_baseline="middle", text_font_size="11px", **chip)  # fmt: skip
         plainly(figure, text, self._marks)
         self.frame.hover.tool.update(renderers=drawn, line_policy="interp")
+        figure.xaxis.major_label_policy = AllLabels()  # every axis has a name
         self.frame.on_tap(self._tapped)
         self.panel = self.frame.pane()
 
@@ -181,6 +185,8 @@ class TrialsFigure:
         for axis, ticks in ((figure.xaxis[0], across), (figure.yaxis[0], up)):
             axis.ticker = FixedTicker(ticks=[at for at, _ in ticks])
             axis.formatter = _labels([(at, _short(text)) for at, text in ticks])
+        slanted = parallel and sum(len(text) for _, text in across) > _ABREAST
+        figure.xaxis.major_label_orientation = _SLANT if slanted else "horizontal"
         figure.xgrid.grid_line_color = GREY if parallel else None
         figure.xgrid.grid_line_alpha = 0.5
         self.frame.label("" if parallel or not scales else scales[0].label)
