@@ -406,8 +406,8 @@ def _decoded(found: Picture | None, step: int) -> str:
     tested = found.facts["tested"][-1]
     return (
         '<div class="card"><h3>linear probe of each layer</h3><div class="wide">'
-        f'<svg class="curve" width="{places[-1] + 3 * _MARGIN}" height="{height}" role="img" '
-        f'aria-label="Accuracy of a linear probe by layer"><path d="{"".join(pieces)}"/>'
+        f'<svg class="curve layers" width="{places[-1] + 3 * _MARGIN}" height="{height}" '
+        f'role="img" aria-label="Accuracy of a linear probe by layer"><path d="{"".join(pieces)}"/>'
         f"{scale}{''.join(marks)}{texts}</svg></div>"
         f"<p>accuracy of a linear classifier of each layer's values, on {count(tested)} samples to "
         f"which it was not fitted, at step {count(step)}</p></div>"

@@ -17,6 +17,7 @@ from bokeh.models import (
     VBar,
 )
 
+from comgra_decl.viewer.escaping import bokeh_text
 from comgra_decl.viewer.model.drawing import Drawing, Ticks, fitted, labels_of, place_of, tile_ticks
 from comgra_decl.viewer.model.labels import named, pass_label
 from comgra_decl.viewer.model.numbers import number
@@ -182,7 +183,7 @@ class ValuesPane(Pane):
             labels = {at - 0.5: text for at, text in named_at.items()}
             if labels != axis.major_label_overrides:
                 fixed.ticks = [*labels]
-                axis.major_label_overrides = labels
+                axis.major_label_overrides = {at: bokeh_text(t) for at, t in labels.items()}
             ticker = fixed if labels else usual
             if axis.ticker is not ticker:
                 axis.ticker = ticker

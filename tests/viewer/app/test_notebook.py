@@ -336,7 +336,16 @@ def test_a_click_that_no_kernel_can_hear_is_answered_with_the_reason(
 FRONT_END = """window.sent = [];
 window.comm_manager = {
   register_target() {},
-  new_comm() { return { on_msg() {}, send(message) { sent.push(...message.content.events); } }; },
+  new_comm() {
+    const comm = {
+      on_msg(answer) { comm.answer = answer; },
+      send(message) {
+        sent.push(...message.content.events);
+        setTimeout(() => comm.answer({ metadata: { msg_type: "Ready" } }));
+      },
+    };
+    return comm;
+  },
 };"""
 
 
@@ -346,13 +355,14 @@ def test_what_python_has_changed_is_not_sent_back_to_it(
 ) -> None:
     page.add_init_script(FRONT_END)
     page.goto(written([cells[1], cells[3]], tmp_path))
-    page.locator('.node[data-id="head"].selected').wait_for()
+    page.wait_for_function("() => JSON.stringify(sent).includes('room')")
     page.evaluate("""() => {
       const [model] = Bokeh.documents.flatMap((document) => [...document._all_models.values()])
         .filter((model) => model.data?.attributes?.scene);
       const { id } = model.data;
       model.document.apply_json_patch({ events: [
-        { kind: "ModelChanged", model: { id }, attr: "info", new: "from Python" }] });
+        { kind: "ModelChanged", model: { id }, attr: "info", new: "from Python" },
+        { kind: "ModelChanged", model: { id }, attr: "ack", new: 1 }] }); // of its size
     }""")
     page.locator(".info", has_text="from Python").wait_for()
     page.locator('.node[data-id="embed"]').click()
