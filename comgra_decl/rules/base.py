@@ -169,6 +169,15 @@ class Scene:
         """Return the facts of one kind among those in `telling`, in the order of the calls."""
         return [fact for fact in self.telling if fact.get("kind") == kind]
 
+    def terms(self, kind: str) -> list[dict[str, Any]]:
+        """Return the terms of one kind in the losses of the first records.
+
+        See `hooks.tensors.terms`.
+        """
+        losses = [loss for record in self.objectives for loss in record]
+        terms = [term for loss in losses for term in loss.get("terms") or ()]
+        return [term for term in terms if term.get("kind") == kind]
+
     def calls_of(self, facts: Mapping[str, Any]) -> list[LossCall]:
         """Return the loss calls of a record; the same list as before if they are the same."""
         raw = facts.get(LOSS_CALLS)

@@ -109,6 +109,12 @@ class Provenance(modes.OwnMode):
         """Return the nearest traced ancestors of a tensor."""
         return self._lineage.of(tensor)
 
+    def is_computed(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor depends on what a model has computed in this step."""
+        sources = self._lineage.of(tensor).all
+        kinds = (slot.kind for slot, index in self._nodes.items() if index in sources)
+        return bool(sources) and "computed" in kinds
+
     def enters(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor enters the step from outside: no call in the step computed it."""
         sources = self._lineage.of(tensor).all

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
-from math import isfinite
+from math import isfinite, prod
 from operator import mul
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,11 @@ from typing import Any
 import torch
 
 from comgra_decl.hooks.frames import OUR_FOLDER, TORCH_FOLDER
+from comgra_decl.hooks.graph.bootstraps import Bootstraps
 from comgra_decl.hooks.graph.calls import tensors_of
+from comgra_decl.hooks.graph.unused import Results
 from comgra_decl.hooks.limits import is_capturing
+from comgra_decl.hooks.pytree import gradient_function
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_readable
 
@@ -29,6 +32,9 @@ _MOST_FACTS = 64
 _MOST_ELEMENTS = 1 << 22  # of what is read per call
 _HOSTS = ("cpu", "meta")  # devices on which nobody waits
 _UNIT = 1e-3  # rounding of a cosine similarity, also in half precision
+_CLAMPED = 0.9  # share of clamped elements that is noted
+_LEAST_WIDTH = 16  # of queries and keys; narrower ones have small scores
+_SCALES = ("ExpBackward0", "SoftplusBackward0", "SqrtBackward0")
 _DEPTH = 30  # frames between a call and the program's line
 _NOT_THE_PROGRAM = (TORCH_FOLDER, OUR_FOLDER)
 
@@ -52,9 +58,13 @@ class Telling:
 
     Attributes:
         tokens: the integer input [batch, positions] of the model; None if it has none.
+        bootstraps: follows discounted values.
+        results: collects results that nothing uses.
     """
 
     tokens: weakref.ref[torch.Tensor] | None = None
+    bootstraps: Bootstraps = field(default_factory=Bootstraps)
+    results: Results = field(default_factory=Results)
     _found: dict[str, dict[str, Any]] = field(default_factory=dict)
     _weights: dict[int, _Weights] = field(default_factory=dict)
     # scores, some of which a mask has set to a number: the tensor, the mask and the number
@@ -63,9 +73,26 @@ class Telling:
     )
     _states: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # final states
     _joined: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    # products of two activations, and what was multiplied by a number below 1
+    _scores: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    _scaled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
+    _uniform: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # random numbers
 
-    def take(self) -> list[dict[str, Any]]:
-        """Return the facts so far, and clear them."""
+    def take(self, loss: torch.Tensor) -> list[dict[str, Any]]:
+        """Return the facts so far, and clear them.
+
+        Args:
+            loss: the loss of the step.
+        """
+        for unused in self.results.unused(loss):
+            fact = {
+                "kind": "unused",
+                "function": unused.function,
+                "shape": [*unused.shape],
+                "where": unused.where,
+            }
+            if len(self._found) < _MOST_FACTS:
+                self._found.setdefault(repr(fact), fact)
         found = [*self._found.values()]
         self._found = {}
         self.release()
@@ -75,6 +102,9 @@ class Telling:
         """Release all tensors."""
         self._weights, self._masked = {}, {}
         self._states, self._joined = {}, {}
+        self._scores, self._scaled, self._uniform = {}, {}, {}
+        self.bootstraps.release()
+        self.results.release()
         self.tokens = None
 
     def see(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
@@ -84,10 +114,18 @@ class Telling:
             with quiet():
                 self._note("final state", padded=self._padded())
             self._states.clear()
-        if read is None or not args or _is_odd(args[0]) or _is_odd(result):
+        self.results.receive(args, kwargs)
+        if not args or _is_odd(args[0]) or _is_odd(result):
             return
+        if self._scaled and any(_is(self._scaled, t) for t in tensors_of(args)):
+            for tensor in tensors_of((result,)):
+                self._scaled[id(tensor)] = weakref.ref(tensor)
         with quiet():
-            read(self, name, args, kwargs, result)
+            if self.results.wants(name, args, result):
+                self.results.add(name, result, _where())
+            self.bootstraps.see(name, args, result, self._note)
+            if read is not None:
+                read(self, name, args, kwargs, result)
 
     def _note(self, kind: str, **facts: Any) -> dict[str, Any]:
         """Store a fact once per line of the program; return the stored fact."""
@@ -148,6 +186,8 @@ class Telling:
             return
         shape = tuple(result.shape)
         axis = dim % len(shape)
+        if axis == len(shape) - 1 and _is(self._scores, args[0]):
+            self._note("unscaled", shape=[*shape])
         if shape[axis] == 1 and max(shape[1:], default=1) > 1:
             self._note("single", shape=[*shape], dim=axis)
         weights = _Weights(weakref.ref(result), shape, axis)
@@ -194,6 +234,7 @@ class Telling:
         self, scores: Any, mask: Any, value: Any, result: Any, *, inverted: bool = False
     ) -> None:
         value = _constant(value)
+        self._keep_scores(scores, result)
         if isinstance(scores, torch.Tensor) and id(scores) in self._weights:
             self._mask_again(scores)  # what is hidden after the softmax
         if (
@@ -217,7 +258,10 @@ class Telling:
                 continue
             if isinstance(other, (int, float)):
                 self._temper(value, float(other))
+                self._scale(float(other), result)
                 self._inherit(name, (value,), {}, result)
+            elif _is(self._uniform, other) and type(gradient_function(value)).__name__ in _SCALES:
+                self._note("uniform noise", use="scale", shape=[*other.shape])
             elif isinstance(other, torch.Tensor) and not other.requires_grad and not _is_odd(other):
                 self._mask_again(value)
                 mask = _zeros_of(other) if value.dim() >= 2 else None
@@ -257,7 +301,53 @@ class Telling:
 
     def _divide(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
         if len(args) > 1 and isinstance(args[1], (int, float)):
+            if args[1]:
+                self._scale(1 / args[1], result)
             self._inherit(name, args, kwargs, result)
+        elif isinstance(result, torch.Tensor):
+            self._scale(0.0, result)  # normalized, or divided by a scale that is a tensor
+
+    def _scale(self, factor: float, result: torch.Tensor) -> None:
+        if abs(factor) < 1 and result.requires_grad:
+            self._scaled[id(result)] = weakref.ref(result)
+
+    def _keep_scores(self, scores: Any, result: Any) -> None:
+        """Transfer that scores are not scaled to scores that are masked or shifted."""
+        if isinstance(result, torch.Tensor) and _is(self._scores, scores):
+            self._scores[id(result)] = weakref.ref(result)
+
+    def _add(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        if len(args) < 2 or not isinstance(result, torch.Tensor) or not result.requires_grad:
+            return
+        if args[0] is args[1] and result.dim() > 1:
+            self._note("added to itself", shape=[*result.shape])
+        for each in args[:2]:
+            self._keep_scores(each, result)
+
+    def _clamp(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """Note elements that are cut off, through which no gradient flows."""
+        given = {**dict(zip(("input", "min", "max"), args, strict=False)), **kwargs}
+        low = given.get("min", given.get("min_val"))
+        high = given.get("max", given.get("max_val"))
+        limits = [x for x in (low, high) if isinstance(x, (int, float))]
+        if not isinstance(result, torch.Tensor) or not result.requires_grad or not limits:
+            return
+        if is_capturing() or result.is_complex() or not 1 < result.numel() <= _MOST_ELEMENTS:
+            return
+        before = args[0].detach()
+        cut = sum((before < low).sum() if x is low else (before > high).sum() for x in limits)
+        share = float(cut) / result.numel()
+        if share >= _CLAMPED:
+            self._note("clamped", share=round(share, 4), limits=limits, shape=[*result.shape])
+
+    def _randomize(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
+        if isinstance(result, torch.Tensor) and result.dim() > 1:
+            self._uniform[id(result)] = weakref.ref(result)
+
+    def _measure(self, name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
+        target = kwargs.get("target", args[1] if len(args) > 1 else None)
+        if _is(self._uniform, target):
+            self._note("uniform noise", use="target", shape=[*args[0].shape], function=name)
 
     def _known(self, tensor: Any) -> _Weights | None:
         known = self._weights.get(id(tensor))
@@ -265,11 +355,24 @@ class Telling:
 
     def _contract(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         """Determine which axis of the softmax weights a matrix product sums over."""
+        first = args[0]
+        if isinstance(first, torch.Tensor):
+            self._score(args, first.shape[-1] if first.dim() > 2 else 0, result)
         for position, tensor in enumerate(args[:2]):
             known = self._known(tensor)
             if known is not None and len(known.shape) > 1:
                 axis = len(known.shape) - 1 - position
                 self._note("weighs", shape=[*known.shape], dim=known.axis, summed=[axis])
+
+    def _score(self, operands: Args, width: int, result: Any) -> None:
+        """Store products of two activations of a width, neither of which has been scaled."""
+        tensors = [t for t in operands[:2] if isinstance(t, torch.Tensor)]
+        if width < _LEAST_WIDTH or len(tensors) != 2 or not isinstance(result, torch.Tensor):
+            return
+        if any(gradient_function(t) is None or _is(self._scaled, t) for t in tensors):
+            return
+        if not any(self._known(t) for t in tensors):
+            self._scores[id(result)] = weakref.ref(result)
 
     def _einsum(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         equation, *given = args
@@ -277,6 +380,11 @@ class Telling:
             return
         tensors = given[0] if len(given) == 1 and isinstance(given[0], (list, tuple)) else given
         inputs, output = equation.replace(" ", "").split("->")
+        if inputs and isinstance(tensors[0], torch.Tensor):
+            sizes = zip(inputs.split(",")[0], tensors[0].shape, strict=False)
+            self._score(
+                tuple(tensors), prod(n for letter, n in sizes if letter not in output), result
+            )
         for letters, tensor in zip(inputs.split(","), tensors, strict=False):
             known = self._known(tensor)
             if known is not None and len(letters) == len(known.shape):
@@ -285,7 +393,7 @@ class Telling:
 
     # -- waiting for a device --------------------------------------------------------------------
 
-    def _read_out(self, name: str, args: Args, _kwargs: Kwargs, _result: Any) -> None:
+    def _read_out(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         """Count calls that make the host wait until the device has computed a tensor."""
         given = args[0]
         if isinstance(given, torch.Tensor) and given.device.type not in _HOSTS:
@@ -451,6 +559,10 @@ _READ: dict[str, _Reader] = {
     ),
     **dict.fromkeys(("matmul", "__matmul__", "bmm"), Telling._contract),
     "einsum": Telling._einsum,
+    **dict.fromkeys(("add", "__add__", "__radd__"), Telling._add),
+    **dict.fromkeys(("clamp", "clip", "hardtanh"), Telling._clamp),
+    **dict.fromkeys(("rand", "rand_like"), Telling._randomize),
+    **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Telling._measure),
     "ctc_loss": Telling._align,
     "__getitem__": Telling._index,
     "select": Telling._select,

@@ -18,6 +18,7 @@ from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
 from comgra_decl.hooks.tensors.objective import leaves_behind, objective_of, with_gradients
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
+from comgra_decl.hooks.tensors.terms import terms_of
 from comgra_decl.records import ATTENTIONS, BATCH_SOFTMAXES, OBJECTIVES, TELLING
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_allocated, is_readable
@@ -145,7 +146,8 @@ class Ends:
             and len(capture.facts[OBJECTIVES]) < _MOST_LOSSES
             and not is_capturing()
         ):
-            capture.facts[OBJECTIVES].append(objective_of(loss))
+            objective = {**objective_of(loss), "terms": terms_of(loss)}
+            capture.facts[OBJECTIVES].append(objective)
             leaves = leaves_behind(loss)
             self._leaves.reach(leaves, self._looks)
             self._stale = with_gradients(leaves) if self._stepped else []
@@ -157,7 +159,7 @@ class Ends:
         if capture.batch_size:
             capture.facts[BATCH_SOFTMAXES] = batch_softmaxes(loss, capture.batch_size)
         capture.facts[ATTENTIONS] = self._attended.take()
-        capture.facts[TELLING] += self._telling.take()
+        capture.facts[TELLING] += self._telling.take(loss)
         if graph is not None and not self._scans:
             graph.attended = graph.telling = None
 
@@ -204,6 +206,7 @@ class Ends:
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
         """Make the graph collect facts about the calls within the model being called."""
         graph.attended, graph.telling = self._attended, self._telling
+        self._telling.bootstraps.is_computed = graph.is_computed
         for tensor in tensors_of((*args, *kwargs.values())):
             whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
             if whole and tensor.dim() == 2 and self._attended.tokens is None:

@@ -66,6 +66,8 @@ class DeadUnits(SlotRule):
         "loss_diverges",
         "collapsing_output",
         "uneven_columns",
+        "summed_loss",
+        "unusual_momentum",
     )
     Parameters = DeadParameters
     hints_explain = False

@@ -42,7 +42,13 @@ class Saturated(SlotRule):
         "before the activation, inputs with unit variance, or a lower learning rate. "
         "Alternatively, use another activation function."
     )
-    explained_by = ("nonfinite", "large_update", "input_scale")
+    explained_by = (
+        "nonfinite",
+        "large_update",
+        "input_scale",
+        "unscaled_attention",
+        "bounded_answer",
+    )
     Parameters = SaturatedParameters
     of_state = True
     statistics = ("mean", "l2")

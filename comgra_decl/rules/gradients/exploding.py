@@ -67,7 +67,15 @@ class ExplodingGradient(SlotRule):
         "Lower the learning rate or use a warmup, clip the gradient norm (to about 1), and check "
         "the initialization of this layer. In recurrent models, use gates or shorter sequences."
     )
-    explained_by = ("nonfinite", "poor_initialisation", "accumulated_gradient")
+    explained_by = (
+        "nonfinite",
+        "poor_initialisation",
+        "accumulated_gradient",
+        "summed_loss",
+        "unmasked_target",
+        "unusual_momentum",
+        "unscaled_attention",
+    )
     Parameters = ExplodingParameters
     statistics = ("l2",)
     backwards, evidence = True, "times too large"

@@ -89,6 +89,8 @@ class VanishingGradient(SlotRule):
         "dead_units",
         "poor_initialisation",
         "cooperating_networks",
+        "clamped_values",
+        "zero_derivative",
     )
     explained_by_earlier = ("shrinking_weight",)
     Parameters = VanishingParameters

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import ELEMENTWISE, Finding, Rule, Scene, loss_missing, place_of
+from comgra_decl.rules.api import (
+    ELEMENTWISE,
+    Finding,
+    Place,
+    Rule,
+    Scene,
+    Window,
+    loss_missing,
+    place_of,
+    read_rows,
+    values_of,
+)
 
 _LARGEST = frozenset({"Max", "Amax", "Aminmax"})
 
@@ -102,3 +113,187 @@ class LargestAsPrediction(Rule):
         return (
             None if scene.calls else "no loss that compares a prediction with a target was called"
         )
+
+
+class UnmaskedTarget(Rule):
+    """Bootstrapped targets that continue beyond the end of an episode."""
+
+    name = "unmasked_target"
+    severity = "hint"
+    certainty = 0.7
+    definition = (
+        "In the first records, a regression's target is computed without gradients as data plus a "
+        "discount (0.5 to below 1) times values computed by a model, as in r + gamma V(s'). No "
+        "call multiplies these values by zeros and ones, or sets some of them to another number."
+    )
+    source = (
+        "Mnih et al., Human-level control through deep reinforcement learning (2015), algorithm "
+        "1: the target is r for a state in which the episode ends. Our own definition."
+    )
+    advice = (
+        "Multiply the next state's value by 1 - done: target = r + gamma * (1 - done) * V(s'). "
+        "Ignore this hint if episodes never end."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding if no bootstrapped target is masked."""
+        facts = scene.told("bootstrap")
+        sizes = {call.target.elements for call in scene.calls if call.function in ELEMENTWISE}
+        facts = [fact for fact in facts if fact["elements"] in sizes]
+        if not facts or any(fact["masked"] for fact in facts):
+            return []
+        fact = facts[0]
+        return [
+            self.finding(
+                scene,
+                first_step=0,
+                message=f"{fact['where']} adds {fact['factor']:g} times the value of the next "
+                "state to the reward for every transition. Nothing removes this value where the "
+                "episode has ended, so values of terminal states are never learned and may grow "
+                "without limit.",
+                evidence={"discount": float(fact["factor"]), "elements": int(fact["elements"])},
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        if scene.told("bootstrap"):
+            return None
+        return "no target adds a discounted value to data in the first records"
+
+
+class AscendingReturns(Rule):
+    """Returns that are added up from the first step to the last."""
+
+    name = "ascending_returns"
+    severity = "warning"
+    certainty = 0.75
+    definition = (
+        "In the first records, a loop computes each element of a tensor as data plus a discount "
+        "times the previous result, and writes the elements in ascending order. Such sums contain "
+        "the past instead of the future."
+    )
+    source = (
+        "Sutton and Barto, Reinforcement Learning (2018), equation 3.9: G_t = R_(t+1) + gamma "
+        "G_(t+1). Our own definition."
+    )
+    advice = "Start at the last step: for t in reversed(range(len(rewards)))."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such loop."""
+        for fact in scene.told("returns"):
+            return [
+                self.finding(
+                    scene,
+                    first_step=0,
+                    message=f"{fact['where']} adds up returns from the first step to the last: "
+                    "each return contains the rewards before its step, not those after it.",
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return loss_missing(scene)
+
+
+class SameStates(Rule):
+    """Next states that are the states themselves."""
+
+    name = "same_states"
+    severity = "warning"
+    certainty = 0.7
+    definition = (
+        "A target adds a discounted value to data. In at least three records, the samples that a "
+        "model receives with gradients are the same as those of every call of this shape without "
+        "gradients, so the value of the next state is that of the state itself."
+    )
+    source = "Our own definition."
+    advice = (
+        "Store copies of states, state.copy() or state.clone(): environments may change the same "
+        "array at every step. Check the order in which transitions are unpacked."
+    )
+
+    _same = 0
+    _different = 0
+    _first = -1
+
+    def look(self, window: Window) -> None:
+        """Compare the inputs of calls with and without gradients."""
+        infos = window.table.infos
+        given = [i for i in infos if i.kind == "input" and "float" in i.dtype and i.shape]
+        trained = [i for i in given if i.key.pass_ == "forward" and i.key.iteration == 0]
+        others = [i for i in given if i.key.pass_ == "no_grad"]
+        for row in read_rows(window).tolist() if trained and others else ():
+            for info in trained[:1]:
+                mine = values_of(window, row, info.id)
+                theirs = [values_of(window, row, i.id) for i in others if i.shape == info.shape]
+                known = [each for each in theirs if each is not None]
+                if mine is None or not known or (mine == mine[:1]).all():
+                    continue
+                if all(each.shape == mine.shape and (each == mine).all() for each in known):
+                    self._first = self._first if self._same else int(window.steps[row])
+                    self._same += 1
+                else:
+                    self._different += 1
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding if the samples never differ."""
+        if self._same < 3 or self._different or not scene.told("bootstrap"):
+            return []
+        return [
+            self.finding(
+                scene,
+                place=Place("input"),
+                first_step=self._first,
+                message="The model receives the same states with and without gradients in all "
+                f"{self._same} records that were compared: the next states are the states "
+                "themselves, so a target contains the value of its own state.",
+                evidence={"records": self._same},
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        if not scene.told("bootstrap"):
+            return "no target adds a discounted value to data in the first records"
+        known = self._same + self._different
+        return None if known else "no samples of inputs with and without gradients are recorded"
+
+
+class ActorSign(Rule):
+    """Actors that minimize the value that a critic gives to their actions."""
+
+    name = "actor_sign"
+    severity = "warning"
+    certainty = 0.75
+    definition = (
+        "In the first records, a target adds a discounted value to data, as in temporal "
+        "differences, and another loss of the same step is only the mean of an output, with a "
+        "positive sign. Minimizing it makes the actor choose actions with low values."
+    )
+    source = (
+        "Lillicrap et al., Continuous control with deep reinforcement learning (2016): the actor "
+        "maximizes Q(s, mu(s)). Our own definition."
+    )
+    advice = "Negate the actor's loss: actor_loss = -critic(states, actor(states)).mean()."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding if a loss is the mean of an output."""
+        signs = [term["sign"] for term in scene.terms("output")]
+        if not signs or min(signs) <= 0 or not scene.told("bootstrap"):
+            return []
+        return [
+            self.finding(
+                scene,
+                first_step=0,
+                message="A loss is the mean of an output, such as the critic's value of the "
+                "actor's actions, with a positive sign: training lowers this value.",
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        if not scene.told("bootstrap"):
+            return "no target adds a discounted value to data in the first records"
+        return None if scene.terms("output") else "no loss is the mean of an output"

@@ -98,6 +98,10 @@ class NoBetterThanConstant(CurveRule):
         "tiny_clipping",
         "strong_decay",
         "lost_updates",
+        "bounded_answer",
+        "zero_derivative",
+        "divergence_weight",
+        "clamped_values",
     )
     Parameters = ConstantParameters
 

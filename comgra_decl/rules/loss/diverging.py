@@ -79,7 +79,16 @@ class LossDiverges(CurveRule):
         "Lower the learning rate or use a warmup, and clip gradients. If the loss rises steadily "
         "from the first step, check the sign of the loss."
     )
-    explained_by = ("nonfinite", "exploding_gradient", "accumulated_gradient")
+    explained_by = (
+        "nonfinite",
+        "exploding_gradient",
+        "accumulated_gradient",
+        "summed_loss",
+        "unmasked_target",
+        "policy_sign",
+        "actor_sign",
+        "unusual_momentum",
+    )
     explained_by_earlier = ("negative_loss",)
     Parameters = DivergingParameters
 

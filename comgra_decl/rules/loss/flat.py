@@ -87,6 +87,17 @@ class LossNotFalling(CurveRule):
         "lost_updates",
         "flat_logits",
         "inverted_weights",
+        "policy_sign",
+        "attached_ratio",
+        "entropy_weight",
+        "zero_derivative",
+        "unused_result",
+        "unusual_momentum",
+        "summed_loss",
+        "clamped_values",
+        "divergence_weight",
+        "ascending_returns",
+        "heavy_smoothing",
     )
     Parameters = FlatParameters
 

@@ -98,6 +98,11 @@ class NoBetterThanGuessing(CurveRule):
         "lost_updates",
         "flat_logits",
         "inverted_weights",
+        "zero_derivative",
+        "unusual_momentum",
+        "summed_loss",
+        "clamped_values",
+        "heavy_smoothing",
     )
     Parameters = GuessingParameters
 

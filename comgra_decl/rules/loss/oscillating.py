@@ -48,7 +48,14 @@ class LossOscillates(LossRule):
     )
     source = "TheDeepChecker counts changes of direction, but these also occur in noise."
     advice = "Lower the learning rate or the momentum."
-    explained_by = ("nonfinite", "large_update", "loss_diverges", "exploding_gradient")
+    explained_by = (
+        "nonfinite",
+        "large_update",
+        "loss_diverges",
+        "exploding_gradient",
+        "summed_loss",
+        "unusual_momentum",
+    )
     Parameters = OscillatingParameters
 
     _open: dict[str, list[tuple[int, float]]] = per_run(dict)

@@ -113,7 +113,13 @@ class LossSpike(LossRule):
         "beta2. With `keep: {when: [loss_spike]}`, the steps before the next spike are recorded in "
         "full."
     )
-    explained_by = ("nonfinite", "exploding_gradient", "large_update", "loss_diverges")
+    explained_by = (
+        "nonfinite",
+        "exploding_gradient",
+        "large_update",
+        "loss_diverges",
+        "unusual_momentum",
+    )
     Parameters = SpikeParameters
 
     _past: dict[str, _Past] = per_run(dict)

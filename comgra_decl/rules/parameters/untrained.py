@@ -86,7 +86,10 @@ class Untrained(SlotRule):
         ".data, .item(), torch.no_grad() or an argmax. If it is frozen on purpose, set "
         "requires_grad=False."
     )
-    explained_by = ("nonfinite",)
+    explained_by = (
+        "nonfinite",
+        "zero_derivative",
+    )
     statistics = ("abs_max",)
     evidence = "magnitude of its gradient"
     needs = "parameter gradients, {select: '**', capture: [parameter_grad]}"

@@ -59,7 +59,11 @@ class LargeUpdate(SlotRule):
     advice = (
         "Lower the learning rate (start by dividing it by ten), use a warmup, or clip gradients."
     )
-    explained_by = ("nonfinite", "accumulated_gradient")
+    explained_by = (
+        "nonfinite",
+        "accumulated_gradient",
+        "summed_loss",
+    )
     Parameters = LargeParameters
     statistics = ("l2",)
     evidence = "update / weight"

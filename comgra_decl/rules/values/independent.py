@@ -60,7 +60,19 @@ class InputIndependence(SlotRule):
         "causes are dead units, saturation, a learning rate that is too high, a bug that mixes the "
         "samples in a batch, and an input that is not used."
     )
-    explained_by = ("nonfinite", "dead_units", "saturated", "large_update", "growing_weight")
+    explained_by = (
+        "nonfinite",
+        "dead_units",
+        "saturated",
+        "large_update",
+        "growing_weight",
+        "policy_sign",
+        "attached_ratio",
+        "entropy_weight",
+        "zero_derivative",
+        "divergence_weight",
+        "bounded_answer",
+    )
     explained_by_earlier = ("shrinking_weight",)
     Parameters = IndependentParameters
     of_state = True

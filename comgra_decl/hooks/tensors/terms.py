@@ -1,0 +1,494 @@
+"""What the terms of a loss are and how much each weighs, read from autograd's graph.
+
+A loss is a sum of terms. A policy gradient, a bonus for entropy, a posterior's divergence and a
+reconstruction can be recognised by the functions that compute them. Their signs and weights reveal
+mistakes that no tensor's magnitude reveals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import isfinite, nan, prod
+from typing import Any
+
+import torch
+
+from comgra_decl.hooks.pytree import gradient_function
+from comgra_decl.hooks.tensors.loss_calls import RESHAPING, function_name, nodes_behind
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.stats.support import is_readable
+
+Pair = tuple[Any, int]
+"""An autograd node, and the index of one of its outputs."""
+
+_MOST_PAIRS = 4_000
+_MOST_HOPS = 32
+_MOST_ELEMENTS = 1 << 20  # of a factor that is read
+_FEWEST = 8  # actions of a loop
+_KEPT = 256  # elements of a factor or a residual that are stored
+_MONOTONE = frozenset({*RESHAPING, "Sum", "Cat", "Stack", "Minimum", "Maximum", "Clamp", "Where"})
+"""Functions that pass on the direction in which a loss pushes their inputs."""
+_DISTANCES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss", "L1Loss"})
+_BINARY = frozenset({"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"})
+_CHOOSING = frozenset({"Gather", "Index", "Select", "IndexSelect", "TakeAlongDim"})
+_PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Mv", "Linear"})
+_STEPS = frozenset({"Round", "Floor", "Ceil", "Trunc"})
+_LEAF = "torch::autograd::AccumulateGrad"
+_MEAN, _SUM = 1, 2  # values of torch.nn._reduction
+
+
+def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
+    """Return facts about the terms of a loss.
+
+    A weight is the factor by which an element of a term enters the loss: a mean of n elements
+    divides by n.
+
+    Returns:
+        Dicts with "kind" and, depending on it:
+
+        - "policy": a sum of log-probabilities of chosen actions (or of ratios of probabilities)
+          times a "factor" without a gradient. "sign" is 1 if the loss grows with them, "weight" its
+          size, "form" is "categorical", "gaussian" or "bernoulli", "ratio" is whether the
+          probabilities are divided by others, "elements" their number. "factor" holds the first
+          256 elements.
+        - "attached factor": the factor of such a term has a gradient and contains a difference of
+          data and an output.
+        - "attached ratio": both probabilities of a ratio carry gradients; "same" if they are the
+          same tensor, so that the gradient is zero.
+        - "entropy": an entropy of probabilities, with "sign" and "weight".
+        - "residual": "values" are the first 256 elements of target - prediction of a regression
+          with "elements" elements.
+        - "divergence": the divergence of a Gaussian posterior from the standard one. Its "weight"
+          is 1 for the sum over all elements. "variance as scale" is whether samples are scaled by
+          the variance rather than by its root.
+        - "reconstruction": an elementwise loss with "weight" and "elements".
+        - "output": the loss consists only of sums of outputs of layers; "sign" is 1 if it grows
+          with them, and 0 if with some of them only.
+        - "step": "count" of "parameters" receive gradients only through a "function" whose
+          derivative is zero, such as "Round".
+
+        Empty if autograd has no information.
+    """
+    start = gradient_function(loss)
+    if start is None:
+        return []
+    with quiet():
+        weights = _weights((start, 0))
+        found = [*_policies(weights), *_residuals(weights), *_entropies(weights)]
+        found += [*_posteriors(loss, weights), *_outputs(weights)]
+        found += _without_derivative(loss)
+    return found
+
+
+# -- the weight of every tensor that is added up ---------------------------------------------------
+
+
+def _weights(start: Pair) -> dict[Pair, float]:
+    """Return the weight of each tensor that the loss adds up; NaN if its sign differs."""
+    weights: dict[Pair, float] = {start: 1.0}
+    waiting = [start]
+    for pair in waiting:
+        for part, factor in _parts(pair):
+            weight = weights[pair] * factor
+            if part not in weights:
+                weights[part] = weight
+                if len(waiting) < _MOST_PAIRS:
+                    waiting.append(part)
+            elif weights[part] * weight > 0:
+                weights[part] += weight if _shape(part) != () else 0.0
+            else:
+                weights[part] = nan
+    return weights
+
+
+def _parts(pair: Pair) -> Iterator[tuple[Pair, float]]:
+    """Yield the tensors that a node adds up, with their factors."""
+    node = pair[0]
+    name = function_name(node)
+    given = [(at, each) for at, each in enumerate(node.next_functions) if each[0] is not None]
+    if name in _MONOTONE:
+        yield from ((each, 1.0) for _, each in given)
+    elif name == "Mean" and given:
+        inside, outside = prod(_shape(given[0][1])), prod(_shape(pair))
+        yield given[0][1], outside / inside if inside else nan
+    elif name == "Neg":
+        yield from ((each, -1.0) for _, each in given)
+    elif name in ("Add", "Sub", "Rsub"):
+        alpha = float(getattr(node, "_saved_alpha", None) or 1)
+        for at, each in given:
+            factor = alpha if at == (0 if name == "Rsub" else 1) else 1.0
+            minus = at == {"Add": None, "Sub": 1, "Rsub": 0}[name]
+            yield each, -factor if minus else factor
+    elif name in ("Mul", "Div") and len(given) == 1 and (name == "Mul" or given[0][0] == 0):
+        at, each = given[0]
+        value = _constant(_saved(node, "self" if at else "other"))
+        yield each, value if name == "Mul" or not value else 1 / value
+
+
+def _saved(node: Any, name: str) -> torch.Tensor | None:
+    """Return a tensor that autograd has saved, without unpacking it; None if there is none.
+
+    A checkpoint would recompute its part to unpack a tensor.
+    """
+    try:
+        saved = getattr(node, f"_raw_saved_{name}")
+        if saved.unpack_hook is None and isinstance(saved.data, torch.Tensor):
+            tensor: torch.Tensor = saved.data
+            return tensor if is_readable(tensor) and not tensor.is_complex() else None
+    except (AttributeError, RuntimeError):  # of an older torch, or freed
+        pass
+    return None
+
+
+def _constant(factor: torch.Tensor | None) -> float:
+    """Return a factor with one element; the mean of one whose elements have one sign; else NaN."""
+    if factor is None or not 0 < factor.numel() <= _MOST_ELEMENTS:
+        return nan
+    low, high = (float(x) for x in factor.detach().aminmax())
+    if not isfinite(low) or not isfinite(high) or low < 0 < high:
+        return nan
+    return low if low == high else float(factor.detach().to(torch.float32).mean())
+
+
+def _shape(pair: Pair) -> tuple[int, ...]:
+    node, at = pair
+    variable = getattr(node, "variable", None)
+    if variable is not None:
+        return tuple(variable.shape)
+    outputs = getattr(node, "_input_metadata", None) or ()
+    return tuple(int(n) for n in outputs[at].shape) if at < len(outputs) else ()
+
+
+def _first_elements(tensor: torch.Tensor) -> list[float]:
+    flat = tensor.detach().reshape(-1)[:_KEPT].to(torch.float32)
+    return [round(x, 6) for x in flat.tolist()]
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Probability:
+    """How a tensor depends on the log-probabilities of actions.
+
+    Attributes:
+        form: "categorical", "gaussian" or "bernoulli".
+        sign: 1 if it grows with them.
+        ratio: whether it is a ratio of probabilities.
+    """
+
+    form: str
+    sign: int
+    ratio: bool
+
+
+@dataclass
+class _Walk:
+    """The state of a search for log-probabilities."""
+
+    sign: int = 1
+    ratio: bool = False
+    chosen: bool = False
+    hops: int = field(default=0)
+
+    def found(self, form: str, sign: int) -> _Probability | None:
+        return _Probability(form, sign, self.ratio) if self.chosen or form == "gaussian" else None
+
+
+def _probability(pair: Pair, walk: _Walk | None = None) -> _Probability | None:
+    """Return how a tensor depends on log-probabilities of chosen actions; None if it does not."""
+    walk = walk or _Walk()
+    while pair[0] is not None and walk.hops < _MOST_HOPS:
+        walk.hops += 1
+        node, name = pair[0], function_name(pair[0])
+        given = [(at, each) for at, each in enumerate(node.next_functions) if each[0] is not None]
+        walk.chosen |= name in _CHOOSING
+        found = _end_of(node, name, walk) if given else None
+        if found is not None or not given:
+            return found
+        if name in ("Add", "Sub", "Rsub"):
+            return _of_a_sum(name, given, walk)
+        if not _passes(node, name, given, walk):
+            return None
+        pair = given[0][1]
+    return None
+
+
+def _end_of(node: Any, name: str, walk: _Walk) -> _Probability | None:
+    """Return the probability that a node computes from a model's output; None if it is none."""
+    if name in ("LogSoftmax", "Softmax"):
+        return walk.found("categorical", walk.sign)
+    if name == "Pow":  # a density falls with the distance
+        return walk.found("gaussian", -walk.sign)
+    if name in _BINARY and getattr(node, "_saved_reduction", 0) == 0:
+        walk.chosen = True
+        return walk.found("bernoulli", -walk.sign)
+    return None
+
+
+def _passes(node: Any, name: str, given: list[tuple[int, Pair]], walk: _Walk) -> bool:
+    """Follow a node to its first input; return False if it computes no probability."""
+    if name in ("NllLoss", "NllLoss2D"):
+        walk.sign, walk.chosen = -walk.sign, True
+        return getattr(node, "_saved_reduction", 0) == 0
+    if name == "Neg":
+        walk.sign = -walk.sign
+        return True
+    if name == "Exp":
+        first, walk.ratio = not walk.ratio, True
+        return first
+    if name in ("Mul", "Div"):
+        if len(given) == 1:
+            value = _constant(_saved(node, "self" if given[0][0] else "other"))
+            walk.sign *= -1 if value < 0 else 1
+        return len(given) == 1 or name == "Div"
+    return name in _MONOTONE or name in ("Log", "Expand")
+
+
+def _of_a_sum(name: str, given: list[tuple[int, Pair]], walk: _Walk) -> _Probability | None:
+    minus = {"Add": None, "Sub": 1, "Rsub": 0}[name]
+    if len(given) == 2 and name == "Sub" and function_name(given[1][1][0]) == "Logsumexp":
+        return walk.found("categorical", walk.sign)
+    for at, each in given:
+        sign = -walk.sign if at == minus else walk.sign
+        branch = _Walk(sign, walk.ratio, walk.chosen, walk.hops)
+        found = _probability(each, branch)
+        if found is not None:
+            return found
+    return None
+
+
+def _policies(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
+    """Yield the policy terms, and what is wrong with their gradients."""
+    single: list[tuple[float, float, _Probability]] = []  # of a loop over actions
+    for pair, weight in weights.items():
+        node = pair[0]
+        if function_name(node) != "Mul" or not weight:
+            continue
+        given = [(at, each) for at, each in enumerate(node.next_functions) if each[0] is not None]
+        if len(given) == 1:
+            at, each = given[0]
+            factor = _saved(node, "self" if at else "other")
+            found = None if factor is None else _probability(each)
+            if found is None or factor is None or _is_plain_weight(factor, found):
+                continue
+            if factor.numel() == 1:
+                single.append((weight, float(factor), found))
+                continue
+            yield _policy(weight, factor, found)
+            yield from _ratios(each)
+        elif len(given) == 2:
+            yield from _attached(given[0][1], given[1][1])
+            yield from _attached(given[1][1], given[0][1])
+
+    if len(single) >= _FEWEST and len({weight > 0 for weight, _, _ in single}) == 1:
+        weight, _, found = single[0]
+        yield _policy(weight, torch.tensor([factor for _, factor, _ in single]), found)
+
+
+def _policy(weight: float, factor: torch.Tensor, found: _Probability) -> dict[str, Any]:
+    return {
+        "kind": "policy",
+        "sign": (1 if weight > 0 else -1) * found.sign if isfinite(weight) else 0,
+        "weight": abs(weight),
+        "form": found.form,
+        "ratio": found.ratio,
+        "elements": factor.numel(),
+        "factor": _first_elements(factor),
+    }
+
+
+def _is_plain_weight(factor: torch.Tensor, found: _Probability) -> bool:
+    """Whether a factor may be the weight of a sample: nonnegative, or no advantage of an action."""
+    if factor.numel() > _MOST_ELEMENTS:
+        return True
+    if found.form == "categorical":
+        return False
+    return bool((factor >= 0).all()) or bool((factor <= 0).all())
+
+
+def _attached(one: Pair, other: Pair) -> Iterator[dict[str, Any]]:
+    found = _probability(one)
+    if found is None or function_name(other[0]) in ("Exp", "Softmax", "LogSoftmax"):
+        return
+    if _probability(other) is None and _is_a_residual(other):
+        yield {"kind": "attached factor", "ratio": found.ratio}
+
+
+def _is_a_residual(pair: Pair) -> bool:
+    """Whether a tensor is data minus an output, or the reverse, possibly normalized."""
+    waiting = [pair[0]]
+    for node in waiting[:8]:
+        name = function_name(node)
+        inner = [each[0] for each in node.next_functions]
+        known = [each for each in inner if each is not None]
+        if name == "Sub" and len(known) == 1 and len(inner) == 2:
+            return True
+        if name in ("Sub", "Div", *RESHAPING) and known:
+            waiting.append(known[0])
+    return False
+
+
+def _ratios(pair: Pair) -> Iterator[dict[str, Any]]:
+    """Yield a ratio of probabilities that both carry gradients."""
+    node = pair[0]
+    for _ in range(_MOST_HOPS):
+        if node is None:
+            return
+        name = function_name(node)
+        given = [each for each in node.next_functions if each[0] is not None]
+        if name == "Sub" and len(given) == 2:
+            if all(_probability(each) is not None for each in given):
+                yield {"kind": "attached ratio", "same": given[0] == given[1]}
+            return
+        if name not in (*_MONOTONE, "Exp") or not given:
+            return
+        node = given[0][0]
+
+
+def _entropies(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
+    for pair, weight in weights.items():
+        sides = [each for each in pair[0].next_functions if each[0] is not None]
+        if function_name(pair[0]) != "Mul" or len(sides) != 2 or not isfinite(weight):
+            continue
+        names = [{*_names_down(each)} for each in sides]
+        for mine, other in (names, names[::-1]):
+            if mine & {"Exp", "Softmax"} and other & {"LogSoftmax", "Logsumexp", "Log"}:
+                yield {
+                    "kind": "entropy",
+                    "sign": -1 if weight > 0 else 1,
+                    "weight": abs(weight),
+                    "elements": prod(_shape(pair)),
+                }
+                break
+
+
+def _names_down(pair: Pair) -> Iterator[str]:
+    """Yield the functions that compute a tensor, up to the first that is neither view nor clamp."""
+    node = pair[0]
+    for _ in range(4):
+        if node is None:
+            return
+        name = function_name(node)
+        yield name
+        if name == "Sub":
+            yield from (function_name(n) for n, _ in node.next_functions[1:2] if n is not None)
+        if name not in RESHAPING and name not in ("Clamp", "Add"):
+            return
+        node = node.next_functions[0][0]
+
+
+# -- regressions and posteriors --------------------------------------------------------------------
+
+
+def _residuals(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
+    for pair, weight in weights.items():
+        node, name = pair[0], function_name(pair[0])
+        if name in _DISTANCES or name in _BINARY:
+            prediction, target = _saved(node, "self"), _saved(node, "target")
+            if prediction is None or target is None or prediction.shape != target.shape:
+                continue
+            reduction = int(getattr(node, "_saved_reduction", _MEAN))
+            scale = weight / prediction.numel() if reduction == _MEAN else weight
+            fact = {"weight": abs(scale), "elements": prediction.numel()}
+            yield {"kind": "reconstruction", **fact}
+            first = node.next_functions[0][0] is not None
+            other = len(node.next_functions) > 1 and node.next_functions[1][0] is not None
+            if name in _DISTANCES and first != other:
+                left = _first_elements((target - prediction) if first else (prediction - target))
+                yield {"kind": "residual", "elements": prediction.numel(), "values": left}
+        elif name == "Pow":
+            sides = _sides_of_difference(node)
+            base = _saved(node, "self")
+            if sides is not None and base is not None and sum(sides) == 1:
+                values = _first_elements(-base if sides[0] else base)
+                yield {"kind": "residual", "elements": base.numel(), "values": values}
+                fact = {"weight": abs(weight), "elements": base.numel()}
+                yield {"kind": "reconstruction", **fact}
+
+
+def _sides_of_difference(node: Any) -> tuple[bool, bool] | None:
+    """Return which sides of a difference that is squared carry gradients; None if it is not one."""
+    inner = node.next_functions[0][0]
+    while inner is not None and function_name(inner) in RESHAPING:
+        inner = inner.next_functions[0][0]
+    if inner is None or function_name(inner) != "Sub" or len(inner.next_functions) != 2:
+        return None
+    first, second = (each[0] is not None for each in inner.next_functions)
+    return first, second
+
+
+def _posteriors(loss: torch.Tensor, weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
+    """Yield divergences of the form -0.5 (1 + s - mu^2 - exp(s)), with s the log-variance."""
+    users: dict[Pair, list[Any]] = {}
+    for node in nodes_behind(loss):
+        for each in node.next_functions:
+            if each[0] is not None:
+                users.setdefault(each, []).append(node)
+    for pair, weight in weights.items():
+        if function_name(pair[0]) != "Exp" or not isfinite(weight):
+            continue
+        base = pair[0].next_functions[0]
+        added = weights.get(base, nan)
+        if not isfinite(added) or abs(added + weight) > 0.01 * abs(weight):
+            continue
+        exponentials = [n for n in users.get(base, ()) if function_name(n) == "Exp"]
+        scaled = any(_scales_noise(n, users) for n in exponentials)
+        yield {
+            "kind": "divergence",
+            "weight": 2 * abs(weight),
+            "elements": prod(_shape(pair)),
+            "variance as scale": scaled,
+        }
+
+
+def _scales_noise(node: Any, users: dict[Pair, list[Any]]) -> bool:
+    """Whether a tensor is multiplied by numbers of both signs, as noise is."""
+    for user in users.get((node, 0), ()):
+        if function_name(user) == "Mul":
+            at = 0 if user.next_functions[0][0] is node else 1
+            factor = _saved(user, "self" if at else "other")
+            if factor is not None and 1 < factor.numel() <= _MOST_ELEMENTS:
+                low, high = (float(x) for x in factor.detach().aminmax())
+                if low < 0 < high:
+                    return True
+    return False
+
+
+def _outputs(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
+    ends = [(pair, weight) for pair, weight in weights.items() if not [*_parts(pair)]]
+    if ends and all(function_name(pair[0]) in _PRODUCTS for pair, _ in ends):
+        signs = {(weight > 0) - (weight < 0) for _, weight in ends}
+        yield {"kind": "output", "sign": signs.pop() if len(signs) == 1 else 0}
+
+
+# -- functions without a derivative ----------------------------------------------------------------
+
+
+def _without_derivative(loss: torch.Tensor) -> list[dict[str, Any]]:
+    """Return the function through which alone gradients reach some parameters, as zeros."""
+    every, functions = _leaves(loss, frozenset())
+    if not functions & _STEPS:
+        return []
+    cut = every - _leaves(loss, _STEPS)[0]
+    function = sorted(functions & _STEPS)[0]
+    return [{"kind": "step", "function": function, "count": len(cut)}] if cut else []
+
+
+def _leaves(loss: torch.Tensor, stops: frozenset[str]) -> tuple[set[int], set[str]]:
+    """Return the leaves that gradients reach without certain functions, and all functions met."""
+    start = gradient_function(loss)
+    waiting, seen = [start], {start}
+    found: set[int] = set()
+    names: set[str] = set()
+    for node in waiting:
+        name = function_name(node)
+        names.add(name)
+        if name == _LEAF:
+            found.add(id(node.variable))
+        for following, _ in () if name in stops else node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found, names

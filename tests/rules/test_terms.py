@@ -1,0 +1,430 @@
+"""What the terms of a loss, and the calls that lead to it, reveal: each bug beside its remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.rules.test_causes_of_strangers import Loss, fit, found, mlp
+
+N = 32
+
+
+def names(root: Path, loss: Loss, model: nn.Module, *, steps: int = 5) -> set[str]:
+    return {*found(root, lambda: fit(model, loss, steps=steps))}
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+class ActorCritic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.policy, self.value = mlp(4, 3), mlp(4, 1)
+        self.log_std = nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.policy(x), self.value(x)[:, 0]
+
+
+def gathered(logits: Tensor, actions: Tensor) -> Tensor:
+    return logits.log_softmax(-1).gather(1, actions[:, None])[:, 0]
+
+
+def distributed(logits: Tensor, actions: Tensor) -> Tensor:
+    found: Tensor = torch.distributions.Categorical(logits=logits).log_prob(actions)
+    return found
+
+
+def by_cross_entropy(logits: Tensor, actions: Tensor) -> Tensor:
+    return -F.cross_entropy(logits, actions, reduction="none")
+
+
+def of_probabilities(logits: Tensor, actions: Tensor) -> Tensor:
+    return torch.distributions.Categorical(probs=logits.softmax(-1)).log_prob(actions)
+
+
+def gaussian(logits: Tensor, actions: Tensor) -> Tensor:
+    normal = torch.distributions.Normal(logits, torch.ones(3))
+    return normal.log_prob(actions[:, None] - 1.0).sum(-1)
+
+
+LogProb = Callable[[Tensor, Tensor], Tensor]
+LOG_PROBS = [gathered, distributed, by_cross_entropy, of_probabilities, gaussian]
+
+
+def advantage_actor_critic(
+    model: nn.Module, *, log_prob: LogProb = gathered, sign: float = -1, detach: bool = True
+) -> Tensor:
+    x, actions = torch.randn(N, 4), torch.randint(0, 3, (N,))
+    logits, values = model(x)
+    returns = torch.randn(N) + x[:, 0]
+    advantage = returns - values
+    advantage = advantage.detach() if detach else advantage
+    loss: Tensor = sign * (log_prob(logits, actions) * advantage).mean()
+    return loss + 0.5 * F.mse_loss(values, returns)
+
+
+def clipped(model: nn.Module, *, negated: bool, sign: float, attached: bool = False) -> Tensor:
+    x, actions = torch.randn(N, 4), torch.randint(0, 3, (N,))
+    logits, values = model(x)
+    returns = torch.randn(N) + x[:, 0]
+    advantage = (returns - values).detach()
+    advantage = (advantage - advantage.mean()) / advantage.std()
+    now = gathered(logits, actions)
+    ratio = (now - (now if attached else now.detach() + 0.01)).exp()
+    weight = -advantage if negated else advantage
+    both = weight * ratio, weight * ratio.clamp(0.8, 1.2)
+    policy = (torch.max(*both) if negated else torch.min(*both)).mean()
+    return sign * policy + ((values - returns) ** 2).mean()
+
+
+@pytest.mark.parametrize("log_prob", LOG_PROBS)
+@pytest.mark.parametrize(("sign", "wrong"), [(-1, False), (1, True)])
+def test_a_policy_that_unlearns_good_actions(
+    log_prob: LogProb, sign: float, wrong: bool, tmp_path: Path
+) -> None:
+    loss = partial(advantage_actor_critic, log_prob=log_prob, sign=sign)
+    findings = found(tmp_path, lambda: fit(ActorCritic(), loss, steps=5))
+    assert ("policy_sign" in findings) is wrong
+    if wrong:
+        assert findings["policy_sign"].severity == "error"
+
+
+@pytest.mark.parametrize(
+    ("negated", "sign", "wrong"),
+    [(False, -1, False), (False, 1, True), (True, 1, False), (True, -1, True)],
+)
+def test_the_sign_of_a_clipped_objective(
+    negated: bool, sign: float, wrong: bool, tmp_path: Path
+) -> None:
+    found_ = names(tmp_path, partial(clipped, negated=negated, sign=sign), ActorCritic())
+    assert ("policy_sign" in found_) is wrong
+
+
+def reinforce(model: nn.Module, *, sign: float, loop: bool) -> Tensor:
+    logits = model(torch.randn(N, 4))[0]
+    chosen, returns = gathered(logits, torch.randint(0, 3, (N,))), torch.rand(N) + 0.1
+    if loop:
+        return sum((sign * p * r for p, r in zip(chosen, returns, strict=True)), torch.zeros(()))
+    return sign * (chosen * returns).sum()
+
+
+@pytest.mark.parametrize("loop", [False, True])
+@pytest.mark.parametrize(("sign", "wrong"), [(-1, False), (1, True)])
+def test_without_values_a_wrong_sign_is_a_hint(
+    loop: bool, sign: float, wrong: bool, tmp_path: Path
+) -> None:
+    loss = partial(reinforce, sign=sign, loop=loop)
+    finding = found(tmp_path, lambda: fit(ActorCritic(), loss, steps=5)).get("policy_sign")
+    assert (finding is not None and finding.severity == "hint") is wrong
+
+
+def test_weighted_classes_and_regressions_are_no_policies(tmp_path: Path) -> None:
+    def weighted(model: nn.Module) -> Tensor:
+        x, y = torch.randn(N, 4), torch.randint(0, 3, (N,))
+        logits, values = model(x)
+        loss = (F.cross_entropy(logits, y, reduction="none") * torch.rand(N)).mean()
+        return loss + (torch.rand(N) * (values - x[:, 0]) ** 2).mean()
+
+    assert "policy_sign" not in names(tmp_path, weighted, ActorCritic())
+
+
+@pytest.mark.parametrize("detach", [True, False])
+def test_an_advantage_that_trains_the_values(detach: bool, tmp_path: Path) -> None:
+    loss = partial(advantage_actor_critic, detach=detach)
+    assert ("attached_advantage" in names(tmp_path, loss, ActorCritic())) is not detach
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_a_ratio_of_a_policy_with_itself(attached: bool, tmp_path: Path) -> None:
+    loss = partial(clipped, negated=False, sign=-1, attached=attached)
+    assert ("attached_ratio" in names(tmp_path, loss, ActorCritic())) is attached
+
+
+@pytest.mark.parametrize(
+    ("weight", "wrong"), [(-0.01, False), (-1.5, True), (0.01, True), (0, False)]
+)
+@pytest.mark.parametrize("library", [True, False])
+def test_an_entropy_that_opposes_or_outweighs_the_policy(
+    weight: float, wrong: bool, library: bool, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        logits = model(torch.randn(N, 4))[0]
+        policy = -(gathered(logits, torch.randint(0, 3, (N,))) * torch.randn(N)).mean()
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        if not library:
+            entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+        return policy + weight * entropy.mean() if weight else policy
+
+    assert ("entropy_weight" in names(tmp_path, loss, ActorCritic())) is wrong
+
+
+# -- bootstrapped targets --------------------------------------------------------------------------
+
+
+def masked_by_product(values: Tensor, done: Tensor) -> Tensor:
+    return 0.9 * values * (1 - done)
+
+
+def masked_first(values: Tensor, done: Tensor) -> Tensor:
+    return (1 - done) * 0.9 * values
+
+
+def masked_in_place(values: Tensor, done: Tensor) -> Tensor:
+    values = values.clone()
+    values[done.bool()] = 0.0
+    return 0.9 * values
+
+
+def masked_by_where(values: Tensor, done: Tensor) -> Tensor:
+    return 0.9 * torch.where(done.bool(), torch.zeros_like(values), values)
+
+
+def not_masked(values: Tensor, _done: Tensor) -> Tensor:
+    return 0.9 * values
+
+
+Discount = Callable[[Tensor, Tensor], Tensor]
+
+
+def q_learning(model: nn.Module, *, target: nn.Module, discount: Discount, same: bool) -> Tensor:
+    x, after, reward = torch.randn(N, 4), torch.randn(N, 4), torch.randn(N)
+    after = x.clone() if same else after
+    done = (torch.rand(N) < 0.2).float()
+    with torch.no_grad():
+        goal = reward + discount(target(after).max(1).values, done)
+    taken = model(x).gather(1, torch.randint(0, 3, (N, 1)))[:, 0]
+    return F.smooth_l1_loss(taken, goal)
+
+
+def q_findings(root: Path, discount: Discount, *, same: bool = False) -> set[str]:
+    model = mlp(4, 3)
+    target = deepcopy(model).requires_grad_(False)
+    loss = partial(q_learning, target=target, discount=discount, same=same)
+    return names(root, loss, model)
+
+
+@pytest.mark.parametrize(
+    "discount",
+    [masked_by_product, masked_first, masked_in_place, masked_by_where, not_masked],
+)
+def test_targets_beyond_the_end_of_an_episode(discount: Discount, tmp_path: Path) -> None:
+    assert ("unmasked_target" in q_findings(tmp_path, discount)) is (discount is not_masked)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_next_states_that_are_the_states(same: bool, tmp_path: Path) -> None:
+    assert ("same_states" in q_findings(tmp_path, masked_first, same=same)) is same
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_the_order_in_which_returns_are_added_up(ascending: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x, rewards = torch.randn(6, N, 4), torch.randn(6, N)
+        logits, values = model(x)
+        returns, running = torch.zeros(6, N), torch.zeros(N)
+        for t in range(6) if ascending else reversed(range(6)):
+            running = rewards[t] + 0.9 * running
+            returns[t] = running
+        advantage = (returns - values[..., 0]).detach()
+        return -(logits.log_softmax(-1)[..., 0] * advantage).mean() + F.mse_loss(
+            values[..., 0], returns
+        )
+
+    class Both(ActorCritic):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return self.policy(x), self.value(x)
+
+    assert ("ascending_returns" in names(tmp_path, loss, Both())) is ascending
+
+
+@pytest.mark.parametrize(("sign", "wrong"), [(-1, False), (1, True)])
+def test_an_actor_that_minimizes_its_value(sign: float, wrong: bool, tmp_path: Path) -> None:
+    actor, critic, target = mlp(4, 1), mlp(5, 1), mlp(5, 1)
+    optimizers = [torch.optim.Adam(net.parameters(), 0.01) for net in (critic, actor)]
+
+    def train() -> None:
+        for _ in range(5):
+            x, after, reward = torch.randn(N, 4), torch.randn(N, 4), torch.randn(N, 1)
+            done = (torch.rand(N, 1) < 0.2).float()
+            with torch.no_grad():
+                following = target(torch.cat([after, actor(after)], 1))
+                goal = reward + 0.9 * (1 - done) * following
+            value = critic(torch.cat([x, torch.rand(N, 1)], 1))
+            optimizers[0].zero_grad()
+            F.mse_loss(value, goal).backward()
+            optimizers[0].step()
+            optimizers[1].zero_grad()
+            (sign * critic(torch.cat([x, actor(x)], 1)).mean()).backward()
+            optimizers[1].step()
+
+    assert ("actor_sign" in found(tmp_path, train)) is wrong
+
+
+# -- posteriors ------------------------------------------------------------------------------------
+
+
+class VAE(nn.Module):
+    def __init__(self, scale: float = 0.5, *, uniform: bool = False) -> None:
+        super().__init__()
+        self.encoder, self.decoder = mlp(40, 8), mlp(4, 40)
+        self.scale, self.uniform = scale, uniform
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, log_variance = self.encoder(x).chunk(2, -1)
+        noise = torch.rand_like(mean) if self.uniform else torch.randn_like(mean)
+        size = log_variance.exp() if self.scale == 1 else (self.scale * log_variance).exp()
+        return self.decoder(mean + size * noise), mean, log_variance
+
+
+def bound(model: nn.Module, *, summed: bool = True, weight: float = 1.0) -> Tensor:
+    x = torch.randn(N, 40)
+    out, mean, log_variance = model(x)
+    divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum()
+    if summed:
+        return F.mse_loss(out, x, reduction="sum") / N + weight * divergence / N
+    return F.mse_loss(out, x) + weight * divergence
+
+
+@pytest.mark.parametrize(("scale", "wrong"), [(0.5, False), (1, True)])
+def test_a_sample_scaled_by_its_variance(scale: float, wrong: bool, tmp_path: Path) -> None:
+    assert ("variance_as_scale" in names(tmp_path, bound, VAE(scale))) is wrong
+
+
+@pytest.mark.parametrize(
+    ("summed", "weight", "wrong"),
+    [(True, 1, False), (True, 4, False), (False, 1, True), (False, 1e-3, False)],
+)
+def test_a_divergence_that_outweighs_the_reconstruction(
+    summed: bool, weight: float, wrong: bool, tmp_path: Path
+) -> None:
+    loss = partial(bound, summed=summed, weight=weight)
+    findings = found(tmp_path, lambda: fit(VAE(), loss, steps=5))
+    assert ("divergence_weight" in findings) is wrong
+    if wrong:  # a mean over 32 x 40 elements beside a sum
+        assert findings["divergence_weight"].evidence["ratio"] == pytest.approx(32 * 40)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_noise_from_the_wrong_distribution(uniform: bool, tmp_path: Path) -> None:
+    assert ("uniform_noise" in names(tmp_path, bound, VAE(uniform=uniform))) is uniform
+
+
+# -- results and gradients -------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Self-attention, with the mistakes that `mistake` names."""
+
+    def __init__(self, mistake: str = "") -> None:
+        super().__init__()
+        self.queries, self.keys, self.values = (nn.Linear(16, 16) for _ in range(3))
+        self.head, self.mistake = nn.Linear(16, 2), mistake
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.queries(x) @ self.keys(x).transpose(-2, -1)
+        if self.mistake != "unscaled":
+            scores = scores / 4
+        later = torch.ones(6, 6).triu(1).bool()
+        if self.mistake == "unused":
+            scores.masked_fill(later, -1e9)
+        else:
+            scores = scores.masked_fill(later, -1e9)
+        y = scores.softmax(-1) @ self.values(x)
+        y = y + (y if self.mistake == "added to itself" else x)
+        if self.mistake == "clamped":
+            y = y.clamp(10, 20)
+        if self.mistake == "rounded":
+            y = y.round()
+        if self.mistake == "straight through":
+            y = y + (y.round() - y).detach()
+        out: Tensor = self.head(y)
+        return out
+
+
+RESULTS = {
+    "unscaled": "unscaled_attention",
+    "unused": "unused_result",
+    "added to itself": "added_to_itself",
+    "clamped": "clamped_values",
+    "rounded": "zero_derivative",
+}
+
+
+@pytest.mark.parametrize("mistake", ["", "straight through", *RESULTS])
+def test_calls_without_the_intended_effect(mistake: str, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 6, 16)
+        return F.mse_loss(model(x), x.cumsum(1)[..., :2])
+
+    findings = names(tmp_path, loss, Attention(mistake))
+    assert (
+        findings & {*RESULTS.values()} == {RESULTS[mistake]} & {*RESULTS.values()}
+        if (mistake in RESULTS)
+        else not findings & {*RESULTS.values()}
+    )
+
+
+# -- predictions, losses and optimizers ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("last", "scale", "wrong"),
+    [(nn.Sigmoid(), 1.0, True), (nn.Tanh(), 3.0, True), (nn.Tanh(), 0.1, False)],
+)
+def test_predictions_that_cannot_reach_their_targets(
+    last: nn.Module, scale: float, wrong: bool, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        y = scale * x.sum(1, keepdim=True)
+        return F.mse_loss(model(x), y)
+
+    assert ("bounded_answer" in names(tmp_path, loss, nn.Sequential(mlp(4, 1), last))) is wrong
+
+
+@pytest.mark.parametrize("classes", [True, False])
+def test_regressions_of_class_numbers(classes: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        y = torch.randint(0, 4, (N, 1)).float() if classes else x[:, :1]
+        return F.mse_loss(model(x), y)
+
+    assert ("classes_as_numbers" in names(tmp_path, loss, mlp(4, 1), steps=10)) is classes
+
+
+def cross_entropy(model: nn.Module, options: dict[str, Any] | None = None) -> Tensor:
+    x = torch.randn(512, 4)
+    return F.cross_entropy(model(x), (x[:, 0] > 0).long(), **(options or {}))
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"label_smoothing": 0.6}, "heavy_smoothing"),
+        ({"label_smoothing": 0.1}, ""),
+        ({"reduction": "sum"}, "summed_loss"),
+    ],
+)
+def test_arguments_of_losses(options: dict[str, object], rule: str, tmp_path: Path) -> None:
+    found_ = names(tmp_path, partial(cross_entropy, options=options), mlp(4, 2))
+    assert found_ & {"heavy_smoothing", "summed_loss"} == ({rule} if rule else set())
+
+
+@pytest.mark.parametrize(
+    ("betas", "wrong"), [((0.999, 0.9), True), ((0.9, 0.999), False), ((0.0, 0.9), False)]
+)
+def test_swapped_betas(betas: tuple[float, float], wrong: bool, tmp_path: Path) -> None:
+    model = mlp(4, 2)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, betas=betas)
+    findings = found(tmp_path, lambda: fit(model, cross_entropy, steps=60, optimizer=optimizer))
+    assert ("unusual_momentum" in findings) is wrong
