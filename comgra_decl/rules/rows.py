@@ -99,13 +99,22 @@ def values_of(window: Window, row: int, slot: int) -> NDArray[np.float64] | None
 
 @dataclass
 class Tokens:
-    """Counts of target tokens that equal the input token at the same or the next position."""
+    """Counts of target tokens that equal the input token at the same or another position.
+
+    Attributes:
+        same: at the same position.
+        next_: at the next position.
+        second: at the position after the next.
+        previous: at the previous position.
+    """
 
     step: int
     records: int = 0
     count: int = 0
     same: int = 0
     next_: int = 0
+    second: int = 0
+    previous: int = 0
     values: set[float] = field(default_factory=set)
 
 
@@ -126,6 +135,8 @@ def count_tokens(
     known.same += int(((x == y) & counts).sum())
     shifted = counts[:, :-1]
     known.next_ += int(((x[:, 1:] == y[:, :-1]) & shifted).sum())
+    known.second += int(((x[:, 2:] == y[:, :-2]) & counts[:, :-2]).sum())
+    known.previous += int(((x[:, :-1] == y[:, 1:]) & counts[:, 1:]).sum())
     if len(known.values) < 10:
         known.values |= {*np.unique(y[counts]).tolist()}
 

@@ -428,3 +428,108 @@ def test_swapped_betas(betas: tuple[float, float], wrong: bool, tmp_path: Path) 
     optimizer = torch.optim.Adam(model.parameters(), 0.01, betas=betas)
     findings = found(tmp_path, lambda: fit(model, cross_entropy, steps=60, optimizer=optimizer))
     assert ("unusual_momentum" in findings) is wrong
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+class Speaker(nn.Module):
+    """A model of tokens [batch, positions]."""
+
+    def __init__(self, *, dropout: str = "") -> None:
+        super().__init__()
+        self.table, self.head, self.dropout = nn.Embedding(7, 16), nn.Linear(16, 7), dropout
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.table(tokens)
+        if self.dropout:
+            x = F.dropout(x, 0.2, self.training or self.dropout == "always")
+        out: Tensor = self.head(x)
+        return out
+
+
+def speaking(model: nn.Module, *, shift: int) -> Tensor:
+    text = torch.randint(0, 7, (N, 14))
+    first, last = max(0, -shift), 14 - max(0, shift)
+    x, y = text[:, first:last].clone(), text[:, first + shift : last + shift].clone()
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+@pytest.mark.parametrize(("shift", "wrong"), [(1, False), (2, True), (-1, True), (3, False)])
+def test_targets_shifted_by_two_or_backwards(shift: int, wrong: bool, tmp_path: Path) -> None:
+    found_ = names(tmp_path, partial(speaking, shift=shift), Speaker(), steps=8)
+    assert ("wrong_shift" in found_) is wrong
+
+
+@pytest.mark.parametrize(("dropout", "wrong"), [("", False), ("training", False), ("always", True)])
+def test_dropout_in_evaluation(dropout: str, wrong: bool, tmp_path: Path) -> None:
+    def training() -> None:
+        fit(Speaker(dropout=dropout), partial(speaking, shift=1), steps=8)
+
+    findings = found(tmp_path, training, perturbations=True)
+    assert ("dropout_in_evaluation" in findings) is wrong
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_nodes_pooled_into_other_graphs(shuffled: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x, graphs = torch.randn(8 * N, 4), torch.arange(N).repeat_interleave(8)
+        index = torch.arange(8 * N) % N if shuffled else graphs
+        y = torch.zeros(N, 4).index_add(0, graphs, x)[:, :1]
+        out = model(x)
+        return F.mse_loss(torch.zeros(N, 1).index_add(0, index, out), y)
+
+    assert ("unsorted_pooling" in names(tmp_path, loss, mlp(4, 1))) is shuffled
+
+
+@pytest.mark.parametrize(("factor", "wrong"), [(0.3, True), (0.95, False)])
+def test_a_discount_that_forgets_the_future(factor: float, wrong: bool, tmp_path: Path) -> None:
+    def discount(values: Tensor, done: Tensor) -> Tensor:
+        return factor * (1 - done) * values
+
+    assert ("short_horizon" in q_findings(tmp_path, discount)) is wrong
+
+
+@pytest.mark.parametrize(("shift", "wrong"), [(4.0, True), (0.2, False)])
+def test_inputs_with_another_mean_in_evaluation(shift: float, wrong: bool, tmp_path: Path) -> None:
+    model = mlp(5, 1)
+
+    def training() -> None:
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(4):
+            model.train()
+            for _ in range(3):
+                x = torch.randn(N, 5)
+                y = x.sum(1, keepdim=True)
+                optimizer.zero_grad()
+                F.mse_loss(model(x), y).backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                model(torch.randn(N, 5) + shift)
+
+    assert ("evaluation_shift" in found(tmp_path, training)) is wrong
+
+
+@pytest.mark.parametrize("related", [True, False])
+def test_classes_about_which_the_inputs_say_little(related: bool, tmp_path: Path) -> None:
+    x = torch.randn(256, 8)
+    y = (x[:, 0] > 0).long() if related else torch.randint(0, 2, (256,))
+
+    def loss(model: nn.Module) -> Tensor:
+        rows = torch.randint(0, 256, (64,))
+        return F.cross_entropy(model(x[rows]), y[rows])
+
+    findings = found(tmp_path, lambda: fit(mlp(8, 2), loss, steps=320))
+    assert ("no_better_than_guessing" in findings) is not related
+
+
+@pytest.mark.parametrize(("weight", "wrong"), [(-0.01, False), (0.01, True)])
+def test_the_entropy_of_a_gaussian_policy(weight: float, wrong: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        assert isinstance(model, ActorCritic)
+        normal = torch.distributions.Normal(model(torch.randn(N, 4))[0], model.log_std.exp())
+        chosen = normal.log_prob(normal.sample()).sum(-1)
+        return -(chosen * torch.randn(N)).mean() + weight * normal.entropy().sum(-1).mean()
+
+    assert ("entropy_weight" in names(tmp_path, loss, ActorCritic())) is wrong

@@ -15,7 +15,7 @@ import torch
 
 from comgra_decl.stats.support import is_readable
 
-_LEAST_FACTOR = 0.5  # smallest discount
+_LEAST_FACTOR = 0.01  # smallest discount
 _MOST_ELEMENTS = 1 << 16
 _LEAST_SETS = 4  # returns that are written in order
 _SAME = frozenset(

@@ -340,6 +340,23 @@ class Telling:
         if share >= _CLAMPED:
             self._note("clamped", share=round(share, 4), limits=limits, shape=[*result.shape])
 
+    def _pool(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """Note sums of rows into fewer rows, and whether the index of the rows is sorted."""
+        names = ("input", "dim", "index", "source")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        index, source = given.get("index"), given.get("source", given.get("src"))
+        if given.get("dim") not in (0, -2) or not isinstance(index, torch.Tensor):
+            return
+        if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
+            return
+        if not source.requires_grad or source.dim() != 2 or not index.numel():
+            return
+        rows = index if index.dim() == 1 else index[:, 0]
+        if is_capturing() or rows.numel() > _MOST_ELEMENTS:
+            return
+        ordered = bool((rows.diff() >= 0).all())
+        self._note("pooled", rows=rows.numel(), into=result.shape[0], sorted=ordered, function=name)
+
     def _randomize(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
         if isinstance(result, torch.Tensor) and result.dim() > 1:
             self._uniform[id(result)] = weakref.ref(result)
@@ -563,6 +580,17 @@ _READ: dict[str, _Reader] = {
     **dict.fromkeys(("clamp", "clip", "hardtanh"), Telling._clamp),
     **dict.fromkeys(("rand", "rand_like"), Telling._randomize),
     **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Telling._measure),
+    **dict.fromkeys(
+        (
+            "index_add",
+            "index_add_",
+            "scatter_add",
+            "scatter_add_",
+            "scatter_reduce",
+            "index_reduce",
+        ),
+        Telling._pool,
+    ),
     "ctc_loss": Telling._align,
     "__getitem__": Telling._index,
     "select": Telling._select,

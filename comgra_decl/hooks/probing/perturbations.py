@@ -22,6 +22,7 @@ import torch
 
 from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.graph.telling import padded_share
+from comgra_decl.hooks.modes import CallWatch
 from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.hooks.probing.samples import FirstBatch, Samples
 from comgra_decl.hooks.probing.seclusion import Autocast, secluded
@@ -159,6 +160,26 @@ class Perturbations:
         return found
 
 
+class _Dropouts(CallWatch):
+    """Collects the dropout functions that are called with `training=True`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active: set[str] = set()
+
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function, and store its name if it drops elements."""
+        name = str(getattr(func, "__name__", ""))
+        if "dropout" in name:
+            given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+            rate = given.get("p", 0.5)
+            if given.get("training", True) and isinstance(rate, (int, float)) and 0 < rate < 1:
+                self.active.add(name)
+        return func(*args, **kwargs)
+
+
 class _Perturbed:
     """The experiments with one model."""
 
@@ -181,6 +202,7 @@ class _Perturbed:
         - "padding": the change when more padding is appended.
         - "affine": "bend", the largest deviation of the outputs from an affine function of the
           floating-point arguments, and "reacts", their change when samples are exchanged.
+        - "noise": the dropout functions that were active although the model was in evaluation mode.
         """
         everything, again = self._outputs({}), self._outputs({})
         before = _largest(everything)
@@ -198,6 +220,7 @@ class _Perturbed:
             "order": self._order,
             "padding": self._padding,
             "affine": self._affine,
+            "noise": self._noise,
         }
         for name, experiment in experiments.items():
             if self._late():
@@ -390,6 +413,12 @@ class _Perturbed:
             bend = max(bend, self._change(moved, self._before + at * (other - self._before)))
         return {"bend": bend, "reacts": self._change(other, self._before)}
 
+    def _noise(self) -> list[str] | None:
+        """Return the dropout functions that change values in evaluation mode."""
+        watch = _Dropouts()
+        self._outputs({}, watch)
+        return sorted(watch.active) or None
+
     # -- calls -----------------------------------------------------------------------------------
 
     def _arguments(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -403,7 +432,9 @@ class _Perturbed:
         """Call the copy with some arguments replaced; return its largest output of floats."""
         return _largest(self._outputs(changed))
 
-    def _outputs(self, changed: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    def _outputs(
+        self, changed: Mapping[str, torch.Tensor], watch: _Dropouts | None = None
+    ) -> list[torch.Tensor]:
         """Call the copy with some arguments replaced; return all outputs, floats in float64."""
         args, kwargs = self._kept.samples.to(_HOST)
         by_id = {
@@ -414,7 +445,7 @@ class _Perturbed:
         args, kwargs = torch_pytree.tree_map_only(
             torch.Tensor, lambda tensor: by_id.get(id(tensor), tensor), (args, kwargs)
         )
-        with secluded(_HOST):  # seeds the generators again
+        with secluded(_HOST), watch or nullcontext():  # seeds the generators again
             result = self._kept.copy.run(args, kwargs)
         outputs = [t.detach() for _, t in tensors_in(result)]
         return [t.to(torch.float64) if t.is_floating_point() else t for t in outputs]

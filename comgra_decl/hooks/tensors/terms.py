@@ -75,7 +75,10 @@ def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
         return []
     with quiet():
         weights = _weights((start, 0))
-        found = [*_policies(weights), *_residuals(weights), *_entropies(weights)]
+        policies = [*_policies(weights)]
+        found = [*policies, *_residuals(weights), *_entropies(weights)]
+        if any(term.get("form") == "gaussian" for term in policies):
+            found += _gaussian_entropies(weights)
         found += [*_posteriors(loss, weights), *_outputs(weights)]
         found += _without_derivative(loss)
     return found
@@ -362,6 +365,15 @@ def _entropies(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
                     "elements": prod(_shape(pair)),
                 }
                 break
+
+
+def _gaussian_entropies(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
+    """Yield the logarithms of scales that are added apart from log-probabilities."""
+    for pair, weight in weights.items():
+        if function_name(pair[0]) == "Log" and isfinite(weight) and weight:
+            sign = 1 if weight > 0 else -1
+            fact = {"weight": abs(weight), "elements": prod(_shape(pair))}
+            yield {"kind": "entropy", "sign": sign, **fact}
 
 
 def _names_down(pair: Pair) -> Iterator[str]:

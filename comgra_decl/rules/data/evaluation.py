@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +12,15 @@ from comgra_decl.rules.api import (
     Bools,
     Count,
     Factor,
+    Finding,
     Mask,
     Measured,
     Patient,
+    Place,
     Previous,
+    Rule,
     Scene,
+    SlotInfo,
     SlotRule,
     Slots,
     SlotTable,
@@ -179,3 +184,102 @@ class EvaluationGap(SlotRule):
 def _divided(spread: NDArray[np.float64], train: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the ratio of the spread to its value in training; NaN where either is zero."""
     return np.where((spread > 0) & (train > 0), spread / train, np.nan)
+
+
+class ShiftParameters(Patient):
+    """Options of `evaluation_shift`."""
+
+    patience: Count = 2
+    """Number of consecutive evaluation records that must meet the condition."""
+
+    offset: Factor = 1.5
+    """Largest allowed difference of means, in standard deviations of the inputs in training."""
+
+
+class EvaluationShift(Rule):
+    """Inputs whose mean differs between evaluation and training."""
+
+    name = "evaluation_shift"
+    certainty = 0.7
+    definition = (
+        "In the last `patience` evaluation records, the mean of a floating-point input of the "
+        "model differs from its mean over all training records by more than `offset` times its "
+        "standard deviation in training, and by more than five times the standard deviation of "
+        "that mean between training records."
+    )
+    source = "Our own definition; the usual cause is different preprocessing."
+    advice = (
+        "Apply the same preprocessing, with the mean and standard deviation of the training data, "
+        "in training and evaluation."
+    )
+    Parameters = ShiftParameters
+
+    # of each input by role: numbers of records, sums and squares of means, sum of variances
+    _train: dict[str, list[float]] = per_run(dict)
+    _evaluated: dict[str, list[tuple[int, float]]] = per_run(dict)
+
+    def look(self, window: Window) -> None:
+        """Add up the means and variances of inputs in training."""
+        for role, _, mean, spread in _inputs(window, "forward"):
+            known = self._train.setdefault(role, [0.0, 0.0, 0.0, 0.0])
+            for number, value in enumerate((1.0, mean, mean**2, spread**2)):
+                known[number] += value
+
+    def look_at_evaluation(self, window: Window) -> None:
+        """Store the means of inputs in evaluation."""
+        for role, step, mean, _ in _inputs(window, "forward"):
+            known = self._evaluated.setdefault(role, [])
+            known.append((step, mean))
+            del known[: -self.parameters.patience]
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first input whose mean differs."""
+        for role, records in self._evaluated.items():
+            count, total, squares, variances = self._train.get(role, [0.0] * 4)
+            if count < 5 or len(records) < self.parameters.patience:
+                continue
+            mean = total / count
+            between = float(np.sqrt(max(0.0, squares / count - mean**2)))
+            spread = float(np.sqrt(variances / count))
+            limit = max(self.parameters.offset * spread, 5 * between)
+            if spread <= 0 or not all(abs(value - mean) > limit for _, value in records):
+                continue
+            step, value = records[0]
+            return [
+                self.finding(
+                    scene,
+                    place=Place("input", role),
+                    first_step=step,
+                    message=f"The mean of {role} is {value:.3g} in evaluation and {mean:.3g} in "
+                    f"training (standard deviation {spread:.3g}): the two are probably "
+                    "preprocessed differently.",
+                    evidence={"evaluation": value, "training": mean},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return the reason why the run could not be checked, or None."""
+        if max(map(len, self._evaluated.values()), default=0) < self.parameters.patience:
+            return f"it needs {self.parameters.patience} evaluation records with inputs"
+        return None
+
+
+def _inputs(window: Window, pass_: str) -> Iterator[tuple[str, int, float, float]]:
+    """Yield (role, step, mean, standard deviation) of the model's first inputs in each record."""
+    infos = window.table.infos
+    at = np.array(
+        [i.id for i in infos if i.kind == "input" and "float" in i.dtype and _is_first(i, pass_)],
+        np.int64,
+    )
+    if not len(at) or not window.has("mean", "std"):
+        return
+    mean = window.read("mean", at).astype(np.float64)
+    spread = np.hypot(window.read("std", at), window.read("mean", at, "std"))
+    for row, column in np.argwhere(window.present[:, at] & np.isfinite(mean)).tolist():
+        role = infos[int(at[column])].key.role
+        yield role, int(window.steps[row]), float(mean[row, column]), float(spread[row, column])
+
+
+def _is_first(info: SlotInfo, pass_: str) -> bool:
+    return info.key.iteration == 0 and info.key.pass_ == pass_ and info.batch_dim is not None

@@ -9,6 +9,7 @@ import numpy as np
 from comgra_decl.rules.api import (
     Count,
     Finding,
+    Place,
     Rule,
     RuleParameters,
     Scene,
@@ -115,3 +116,47 @@ def _rows(info: SlotInfo) -> float:
 
 def _columns(info: SlotInfo) -> float:
     return float(prod(info.shape[1:])) if info.shape else 0.0
+
+
+class UnsortedPooling(Rule):
+    """Nodes that are pooled into graphs by an index that is not sorted."""
+
+    name = "unsorted_pooling"
+    severity = "hint"
+    certainty = 0.6
+    definition = (
+        "In the first records, `index_add`, `scatter_add` or a similar function adds rows into as "
+        "many rows as a loss has targets, fewer than half as many as it adds, and the index of the "
+        "rows is not sorted. The nodes of a batch of graphs usually follow each other graph by "
+        "graph, so their graph numbers ascend."
+    )
+    source = "PyTorch Geometric, Advanced Mini-Batching: the `batch` vector. Our own definition."
+    advice = (
+        "Check the index: torch.repeat_interleave(torch.arange(graphs), nodes_per_graph) gives the "
+        "graph of each node."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such sum."""
+        targets = {call.target.shape[0] for call in scene.calls if call.target.shape}
+        for fact in scene.told("pooled"):
+            few = fact["into"] in targets and 2 * fact["into"] <= fact["rows"]
+            if few and not fact["sorted"]:
+                return [
+                    self.finding(
+                        scene,
+                        place=Place(str(fact["where"])),
+                        first_step=0,
+                        message=f"{fact['where']} adds {fact['rows']} rows into {fact['into']} "
+                        "rows, one per target, by an index that is not sorted: nodes may be added "
+                        "to the wrong graphs.",
+                        evidence={"rows": int(fact["rows"]), "into": int(fact["into"])},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return (
+            None if scene.told("pooled") else "no rows are added by an index in the first records"
+        )

@@ -160,3 +160,62 @@ class TargetAmongInputs(Rule):
 
 def _classifies(scene: Scene) -> bool:
     return any(call.function in CLASSIFICATION for call in scene.calls)
+
+
+class WrongShift(Rule):
+    """Targets that are shifted by two positions, or in the wrong direction."""
+
+    name = "wrong_shift"
+    certainty = 0.8
+    definition = (
+        "A model has a single input of tokens, or of values, and a loss has a target per position. "
+        f"At least {_ALIKE:.1%} of the targets (at least `least`) equal the input two positions "
+        "later, or one position earlier, and fewer than 90% equal the next one. Only a hint if the "
+        "values are no tokens, as the second next one may be forecast, or are those before, as the "
+        "task may be to remember them."
+    )
+    source = (
+        "A language model predicts the next token. Models of transformers shift labels themselves, "
+        "so labels that are already shifted are shifted twice. Our own definition."
+    )
+    advice = (
+        "Shift the targets by one: inputs x[:, :-1], targets x[:, 1:]. Do not shift labels that "
+        "the model or the loss shifts itself."
+    )
+    Parameters = LeakParameters
+
+    def look(self, window: Window) -> None:
+        """Compare targets with the input at other positions."""
+        self.scene.compare_tokens(window)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such target."""
+        for (source, goal), known in scene.next_tokens.tokens.items():
+            length = scene.table.infos[source].shape[1]
+            enough = known.records >= 3 and known.count >= self.parameters.least
+            if not enough or len(known.values) < 3 or known.next_ > 0.9 * known.count:
+                continue
+            later = known.second >= _ALIKE * known.count * (1 - 3 / length)
+            earlier = known.previous >= _ALIKE * known.count * (1 - 2 / length)
+            if known.same > 0.9 * known.count or not (later or earlier):
+                continue
+            where = "two positions later" if later else "one position earlier"
+            tokens = "int" in scene.table.infos[goal].dtype
+            advice = self.advice if later else f"{self.advice} The model only has to look back."
+            return [
+                self.finding(
+                    scene,
+                    place=scene.table.place(goal),
+                    first_step=known.step,
+                    message=f"The target of each position is the input {where}, not the next one.",
+                    advice=advice,
+                    evidence={"later": known.second, "earlier": known.previous},
+                    **({} if later and tokens else {"severity": "hint"}),
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        known = scene.next_tokens.tokens
+        return None if known else "no input and target with one value per position are recorded"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from comgra_decl.rules.api import (
     ELEMENTWISE,
     Finding,
@@ -16,6 +18,15 @@ from comgra_decl.rules.api import (
 )
 
 _LARGEST = frozenset({"Max", "Amax", "Aminmax"})
+
+
+_SHORT = 0.8  # discount of a horizon of 5 steps
+
+
+def _targets(scene: Scene) -> list[dict[str, Any]]:
+    """Return the facts about bootstrapped values that a regression may have as its target."""
+    sizes = {call.target.elements for call in scene.calls if call.function in ELEMENTWISE}
+    return [fact for fact in scene.told("bootstrap") if fact["elements"] in sizes]
 
 
 class GradientOfTarget(Rule):
@@ -137,9 +148,7 @@ class UnmaskedTarget(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding if no bootstrapped target is masked."""
-        facts = scene.told("bootstrap")
-        sizes = {call.target.elements for call in scene.calls if call.function in ELEMENTWISE}
-        facts = [fact for fact in facts if fact["elements"] in sizes]
+        facts = _targets(scene)
         if not facts or any(fact["masked"] for fact in facts):
             return []
         fact = facts[0]
@@ -158,6 +167,43 @@ class UnmaskedTarget(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         if scene.told("bootstrap"):
+            return None
+        return "no target adds a discounted value to data in the first records"
+
+
+class ShortHorizon(Rule):
+    """Discounts under which future rewards hardly count."""
+
+    name = "short_horizon"
+    severity = "hint"
+    certainty = 0.6
+    definition = (
+        f"A bootstrapped target (see `unmasked_target`) discounts values by less than {_SHORT}, so "
+        f"that rewards more than {1 / (1 - _SHORT):.0f} steps ahead hardly count."
+    )
+    source = "Sutton and Barto (2018), section 3.3: the horizon is about 1 / (1 - gamma) steps."
+    advice = "Use a discount of 0.9 to 0.99, unless only the next rewards matter."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such discount."""
+        for fact in _targets(scene):
+            factor = float(fact["factor"])
+            if factor < _SHORT:
+                return [
+                    self.finding(
+                        scene,
+                        first_step=0,
+                        message=f"{fact['where']} discounts the value of the next state by "
+                        f"{factor:g}: rewards more than {1 / (1 - factor):.1f} steps ahead hardly "
+                        "count.",
+                        evidence={"discount": factor},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        if _targets(scene):
             return None
         return "no target adds a discounted value to data in the first records"
 

@@ -48,6 +48,12 @@ class GuessingParameters(RuleParameters):
     patience: Count = 3
     """Number of validation losses required."""
 
+    little: Fraction = 0.12
+    """Largest amount by which a loss that hardly falls beats guessing, as a share of its cost."""
+
+    many: Count = 300
+    """Number of losses required to report that."""
+
 
 class NoBetterThanGuessing(CurveRule):
     """A classifier that is no better than guessing by class frequency."""
@@ -62,7 +68,9 @@ class NoBetterThanGuessing(CurveRule):
         "provides no information about the target. Second, the mean training loss over the last "
         "tenth of the steps is at least `learned` times H below H, but at least `patience` "
         "validation losses were logged and none of them is more than `gain` times H below H. In "
-        "this case, the model learns nothing that generalizes. The rule "
+        "this case, the model learns nothing that generalizes. As a hint, it also reports a mean "
+        "loss of the last quarter that is at most `little` times H below H, after `many` losses: "
+        "it may fall only because the model memorizes its training data. The rule "
         f"applies only if the first loss is {_NEAR[0]} "
         f"to {_NEAR[1]} times ln(classes), as for an untrained model."
     )
@@ -126,7 +134,11 @@ class NoBetterThanGuessing(CurveRule):
         start, _ = curve.mean(0, 0.02)
         if self.several or not entropy or not _NEAR[0] < start / log(classes) < _NEAR[1]:
             return None
-        return self._stays(scene, curve, entropy) or self._memorises(scene, curve, entropy)
+        return (
+            self._stays(scene, curve, entropy)
+            or self._memorises(scene, curve, entropy)
+            or self._hardly_falls(scene, curve, entropy)
+        )
 
     def _stays(self, scene: Scene, curve: Curve, entropy: float) -> Finding | None:
         (before, spread), (last, error) = curve.mean(0.5, 0.75), curve.mean(0.75, 1)
@@ -139,6 +151,23 @@ class NoBetterThanGuessing(CurveRule):
             message=f"The loss stays at {last:.4g}, the cost of guessing by class frequency "
             f"({entropy:.4g}). The model finds no information about the target in the input.",
             evidence={"loss": last, "guessing": entropy},
+        )
+
+    def _hardly_falls(self, scene: Scene, curve: Curve, entropy: float) -> Finding | None:
+        last, _ = curve.mean(0.75, 1)
+        if curve.count < self.parameters.many:
+            return None
+        if not (1 - self.parameters.little) * entropy < last < 1.1 * entropy:
+            return None
+        return self.finding(
+            scene,
+            first_step=curve.steps[0],
+            message=f"After {curve.count} steps, the loss is {last:.4g}, and guessing by class "
+            f"frequency costs {entropy:.4g}. The model finds little information about the target "
+            "in the input, or only memorizes its training data.",
+            evidence={"loss": last, "guessing": entropy},
+            severity="hint",
+            certainty=0.5,
         )
 
     def _memorises(self, scene: Scene, curve: Curve, entropy: float) -> Finding | None:

@@ -289,3 +289,34 @@ def _in_sequence(scene: Scene) -> tuple[str, str] | None:
                 seen.add(slot)
                 waiting.append(slot)
     return None
+
+
+class DropoutInEvaluation(ExperimentRule):
+    """Dropout that stays active in evaluation mode."""
+
+    name = "dropout_in_evaluation"
+    certainty = 0.85
+    definition = (
+        "In evaluation mode, a trained model calls a dropout function with `training=True` (the "
+        "default of `torch.nn.functional.dropout`) and a rate between 0 and 1."
+    )
+    source = "PyTorch's documentation of torch.nn.functional.dropout. Our own definition."
+    advice = "Use nn.Dropout, or pass F.dropout(x, p, training=self.training)."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such model."""
+        for found in self.perturbations(scene):
+            functions = [str(name) for name in found.get("noise") or ()]
+            if functions:
+                return [
+                    self.finding(
+                        scene,
+                        place=Place(str(found["model"])),
+                        first_step=0,
+                        message=f"{found['model']} calls `{functions[0]}` with training=True also "
+                        "in evaluation mode, so its predictions are random and worse than they "
+                        "could be.",
+                        evidence={"functions": ", ".join(functions)},
+                    )
+                ]
+        return []
