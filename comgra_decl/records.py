@@ -361,6 +361,16 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   while its target, data plus a multiple of an output, carries a gradient. Without "where".
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
 - "blank target": the "share" of the targets of a CTC loss that are its "blank".
+- "bootstrap": a tensor of "elements" that a model computed without gradients is multiplied by a
+  "factor" and added to data; "masked" is whether some elements may have been set to zero.
+- "returns": a loop writes sums of data and the discounted previous sum in an "order".
+- "unused": the result of a "function", of "shape", that nothing uses.
+- "clamped": a clamp to "limits" changes the "share" of the elements of a tensor of "shape".
+- "added to itself": a tensor of "shape" is added to itself.
+- "unscaled": a softmax of "shape" over products of two activations that were not scaled.
+- "uniform noise": uniform random numbers of "shape" are multiplied by a scale or are the target of
+  a regression ("use").
+- "pooled": a "function" adds "rows" into fewer rows, "into"; "sorted" is whether their index is.
 - "last step", "final state": the last position of a sequence, or the final state of a recurrent
   module, is read. "padded" is the share of samples that end with padding.
 """
@@ -372,7 +382,8 @@ in the program's batch), and what `hooks.probing.perturbations` describes."""
 
 OBJECTIVES = "objectives"
 """Fact stored in the first records: the structure of each loss on which `backward` was called, a
-dict of counts; see `hooks.tensors.objective`."""
+dict of counts (see `hooks.tensors.objective`) and "terms", a list of dicts (see
+`hooks.tensors.terms`)."""
 
 MODES = "modes"
 """Fact stored in a record, by node: whether each model called with gradients was in training mode

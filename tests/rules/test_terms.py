@@ -461,7 +461,7 @@ def test_targets_shifted_by_two_or_backwards(shift: int, wrong: bool, tmp_path: 
     assert ("wrong_shift" in found_) is wrong
 
 
-@pytest.mark.parametrize(("dropout", "wrong"), [("", False), ("training", False), ("always", True)])
+@pytest.mark.parametrize(("dropout", "wrong"), [("training", False), ("always", True)])
 def test_dropout_in_evaluation(dropout: str, wrong: bool, tmp_path: Path) -> None:
     def training() -> None:
         fit(Speaker(dropout=dropout), partial(speaking, shift=1), steps=8)
@@ -513,11 +513,11 @@ def test_inputs_with_another_mean_in_evaluation(shift: float, wrong: bool, tmp_p
 
 @pytest.mark.parametrize("related", [True, False])
 def test_classes_about_which_the_inputs_say_little(related: bool, tmp_path: Path) -> None:
-    x = torch.randn(256, 8)
-    y = (x[:, 0] > 0).long() if related else torch.randint(0, 2, (256,))
+    x = torch.randn(4096, 8)
+    y = (x[:, 0] > 0).long() if related else torch.randint(0, 2, (4096,))
 
     def loss(model: nn.Module) -> Tensor:
-        rows = torch.randint(0, 256, (64,))
+        rows = torch.randint(0, 4096, (64,))
         return F.cross_entropy(model(x[rows]), y[rows])
 
     findings = found(tmp_path, lambda: fit(mlp(8, 2), loss, steps=320))

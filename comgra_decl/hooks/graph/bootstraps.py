@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.stats.support import is_readable
 
 _LEAST_FACTOR = 0.01  # smallest discount
@@ -65,6 +66,8 @@ class Bootstraps:
 
     def see(self, name: str, args: tuple[Any, ...], result: Any, note: Note) -> None:
         """Follow a call. `note` stores a fact."""
+        if is_capturing():  # reading numbers would break the capture of a CUDA graph
+            return
         if name in _MASKING:
             self._mask(name, args, result, note)
         elif name in ("ones", "ones_like"):

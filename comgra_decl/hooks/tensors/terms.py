@@ -23,6 +23,7 @@ Pair = tuple[Any, int]
 """An autograd node, and the index of one of its outputs."""
 
 _MOST_PAIRS = 4_000
+_MOST_NODES = 20_000
 _MOST_HOPS = 32
 _MOST_ELEMENTS = 1 << 20  # of a factor that is read
 _FEWEST = 8  # actions of a loop
@@ -165,7 +166,7 @@ def _shape(pair: Pair) -> tuple[int, ...]:
 
 def _first_elements(tensor: torch.Tensor) -> list[float]:
     flat = tensor.detach().reshape(-1)[:_KEPT].to(torch.float32)
-    return [round(x, 6) for x in flat.tolist()]
+    return [round(x, 6) if isfinite(x) else 0.0 for x in flat.tolist()]
 
 
 # -- policies --------------------------------------------------------------------------------------
@@ -294,7 +295,7 @@ def _policy(weight: float, factor: torch.Tensor, found: _Probability) -> dict[st
     return {
         "kind": "policy",
         "sign": (1 if weight > 0 else -1) * found.sign if isfinite(weight) else 0,
-        "weight": abs(weight),
+        "weight": abs(weight) if isfinite(weight) else 0.0,
         "form": found.form,
         "ratio": found.ratio,
         "elements": factor.numel(),
@@ -404,7 +405,8 @@ def _residuals(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
             reduction = int(getattr(node, "_saved_reduction", _MEAN))
             scale = weight / prediction.numel() if reduction == _MEAN else weight
             fact = {"weight": abs(scale), "elements": prediction.numel()}
-            yield {"kind": "reconstruction", **fact}
+            if isfinite(scale):
+                yield {"kind": "reconstruction", **fact}
             first = node.next_functions[0][0] is not None
             other = len(node.next_functions) > 1 and node.next_functions[1][0] is not None
             if name in _DISTANCES and first != other:
@@ -417,7 +419,8 @@ def _residuals(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
                 values = _first_elements(-base if sides[0] else base)
                 yield {"kind": "residual", "elements": base.numel(), "values": values}
                 fact = {"weight": abs(weight), "elements": base.numel()}
-                yield {"kind": "reconstruction", **fact}
+                if isfinite(weight):
+                    yield {"kind": "reconstruction", **fact}
 
 
 def _sides_of_difference(node: Any) -> tuple[bool, bool] | None:
@@ -500,7 +503,7 @@ def _leaves(loss: torch.Tensor, stops: frozenset[str]) -> tuple[set[int], set[st
         if name == _LEAF:
             found.add(id(node.variable))
         for following, _ in () if name in stops else node.next_functions:
-            if following is not None and following not in seen:
+            if following is not None and following not in seen and len(seen) < _MOST_NODES:
                 seen.add(following)
                 waiting.append(following)
     return found, names

@@ -25,6 +25,7 @@ from comgra_decl.rules.api import (
 
 _EQUAL = 1 - 1e-5  # correlation of a target with an input that contains it
 _ALIKE = 0.995  # share of tokens
+_LENGTH = 8  # positions of a sequence in which shifts are told apart
 
 
 class LeakParameters(RuleParameters):
@@ -168,7 +169,8 @@ class WrongShift(Rule):
     name = "wrong_shift"
     certainty = 0.8
     definition = (
-        "A model has a single input of tokens, or of values, and a loss has a target per position. "
+        "A model has a single input of tokens, or of values, with at least "
+        f"{_LENGTH} positions, and a loss has a target per position. "
         f"At least {_ALIKE:.1%} of the targets (at least `least`) equal the input two positions "
         "later, or one position earlier, and fewer than 90% equal the next one. Only a hint if the "
         "values are no tokens, as the second next one may be forecast, or are those before, as the "
@@ -193,6 +195,7 @@ class WrongShift(Rule):
         for (source, goal), known in scene.next_tokens.tokens.items():
             length = scene.table.infos[source].shape[1]
             enough = known.records >= 3 and known.count >= self.parameters.least
+            enough &= length >= _LENGTH
             if not enough or len(known.values) < 3 or known.next_ > 0.9 * known.count:
                 continue
             later = known.second >= _ALIKE * known.count * (1 - 3 / length)

@@ -39,7 +39,7 @@ class BoundedAnswer(Rule):
         "(0 to 1) or a tanh (-1 to 1). In at least `patience` records, targets are outside this "
         f"range by more than {_MARGIN:.0%} of it."
     )
-    source = "Our own definition."
+    source = "The range of a function bounds what it returns. Our own definition."
     advice = (
         "Remove the function after the last layer, or scale the targets to its range (and the "
         "predictions back)."

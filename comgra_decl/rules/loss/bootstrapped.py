@@ -254,7 +254,7 @@ class SameStates(Rule):
         "model receives with gradients are the same as those of every call of this shape without "
         "gradients, so the value of the next state is that of the state itself."
     )
-    source = "Our own definition."
+    source = "A bootstrapped target contains the value of the next state. Our own definition."
     advice = (
         "Store copies of states, state.copy() or state.clone(): environments may change the same "
         "array at every step. Check the order in which transitions are unpacked."
