@@ -359,6 +359,10 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   model and to no optimizer that has stepped. Without "where".
 - "detached prediction": the "function" of a loss whose prediction of "shape" is a detached output,
   while its target, data plus a multiple of an output, carries a gradient. Without "where".
+- "recreated": the loss depends on "count" parameters, of which some have these "shapes", that no
+  longer exist after the backward pass. Without "where".
+- "own candidate": `cross_entropy` compares each row of a square matrix of "shape" with all columns,
+  and the largest element of each row is on the diagonal, which is the target of no row.
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
 - "blank target": the "share" of the targets of a CTC loss that are its "blank".
 - "bootstrap": a tensor of "elements" that a model computed without gradients is multiplied by a
@@ -388,6 +392,10 @@ dict of counts (see `hooks.tensors.objective`) and "terms", a list of dicts (see
 MODES = "modes"
 """Fact stored in a record, by node: whether each model called with gradients was in training mode
 in any of these calls."""
+
+TRAINING_WITHOUT_GRADIENT = "training_without_gradient"
+"""Fact stored in a record: the models that were called without gradients while they were in
+training mode, as nodes."""
 
 PROBE_PREFIX = "probe:"
 """Prefix of the type of execution in a probe's records; the name of the probe follows."""

@@ -533,3 +533,81 @@ def test_the_entropy_of_a_gaussian_policy(weight: float, wrong: bool, tmp_path: 
         return -(chosen * torch.randn(N)).mean() + weight * normal.entropy().sum(-1).mean()
 
     assert ("entropy_weight" in names(tmp_path, loss, ActorCritic())) is wrong
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_samples_that_compete_with_their_positives(masked: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(8, 6)
+        z = F.normalize(model(torch.cat([x, x + 0.1 * torch.randn(8, 6)])), dim=-1)
+        similar = z @ z.T / 0.5
+        if masked:
+            similar = similar.masked_fill(torch.eye(16).bool(), -1e9)
+        return F.cross_entropy(similar, (torch.arange(16) + 8) % 16)
+
+    assert ("own_candidate" in names(tmp_path, loss, mlp(6, 8))) is not masked
+
+
+class Recreating(nn.Module):
+    def __init__(self, *, anew: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.anew = nn.Linear(4, 8), nn.Linear(8, 1), anew
+
+    def forward(self, x: Tensor) -> Tensor:
+        second = nn.Linear(8, 1) if self.anew else self.second
+        out: Tensor = second(self.first(x).relu())
+        return out
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_layer_that_is_created_in_every_step(anew: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        return F.mse_loss(model(x), x.sum(1, keepdim=True))
+
+    assert ("recreated_parameter" in names(tmp_path, loss, Recreating(anew=anew))) is anew
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_tables_that_are_standardized_by_row(rows: bool, tmp_path: Path) -> None:
+    table = torch.randn(400, 6) * torch.arange(1, 7) + torch.arange(6)
+    dim = 1 if rows else 0
+    x = (table - table.mean(dim, keepdim=True)) / table.std(dim, keepdim=True)
+
+    def loss(model: nn.Module) -> Tensor:
+        chosen = torch.randint(0, 400, (N,))
+        return F.mse_loss(model(x[chosen]), table[chosen, :1])
+
+    assert ("standardized_rows" in names(tmp_path, loss, mlp(6, 1), steps=12)) is rows
+
+
+@pytest.mark.parametrize(("mode", "wrong"), [("train", True), ("eval", False), ("none", False)])
+def test_evaluations_in_training_mode(mode: str, wrong: bool, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Linear(16, 1))
+
+    def training() -> None:
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(8):
+            x = torch.randn(N, 4)
+            y = x.sum(1, keepdim=True)
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            if mode != "none":
+                model.train(mode == "train")
+                with torch.no_grad():
+                    model(torch.randn(3 * N, 4))
+                model.train()
+
+    assert ("evaluation_in_training_mode" in found(tmp_path, training)) is wrong
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_posterior_that_is_never_sampled(sampled: bool, tmp_path: Path) -> None:
+    class Autoencoder(VAE):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            mean, log_variance = self.encoder(x).chunk(2, -1)
+            z = mean + (0.5 * log_variance).exp() * torch.randn_like(mean) if sampled else mean
+            return self.decoder(z), mean, log_variance
+
+    assert ("deterministic_posterior" in names(tmp_path, bound, Autoencoder())) is not sampled

@@ -361,6 +361,19 @@ class Telling:
         if isinstance(result, torch.Tensor) and result.dim() > 1:
             self._uniform[id(result)] = weakref.ref(result)
 
+    def _classify(self, _name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
+        """Note similarities of samples to each other among which the own one is a candidate."""
+        given = {**dict(zip(("input", "target"), args, strict=False)), **kwargs}
+        rows, target = given.get("input"), given.get("target")
+        if not isinstance(rows, torch.Tensor) or not isinstance(target, torch.Tensor):
+            return
+        square = rows.dim() == 2 and rows.shape[0] == rows.shape[1] > 3
+        if not square or target.dim() != 1 or target.is_floating_point() or is_capturing():
+            return
+        own, best = torch.arange(len(rows), device=rows.device), rows.detach().argmax(1)
+        if rows.numel() <= _MOST_ELEMENTS and bool(((best == own) & (target != own)).all()):
+            self._note("own candidate", shape=[*rows.shape])
+
     def _measure(self, name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
         target = kwargs.get("target", args[1] if len(args) > 1 else None)
         if _is(self._uniform, target):
@@ -579,6 +592,7 @@ _READ: dict[str, _Reader] = {
     **dict.fromkeys(("add", "__add__", "__radd__"), Telling._add),
     **dict.fromkeys(("clamp", "clip", "hardtanh"), Telling._clamp),
     **dict.fromkeys(("rand", "rand_like"), Telling._randomize),
+    "cross_entropy": Telling._classify,
     **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Telling._measure),
     **dict.fromkeys(
         (

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from comgra_decl.hooks.graph.attended import Attended
 from comgra_decl.hooks.graph.telling import Telling
@@ -191,6 +192,9 @@ class Ends:
             shapes = [[*tensor.shape] for tensor in outside[:3]]
             fact = {"kind": "outside", "count": len(outside), "shapes": shapes}
             capture.facts[TELLING].append(fact)
+        if self._looks <= 0 and (gone := self._leaves.recreated()):
+            fact = {"kind": "recreated", "count": len(gone), "shapes": gone[:3]}
+            capture.facts[TELLING].append(fact)
         stale, self._stale = self._stale, []
         self._stepped = not closure
         if not stale or closure:
@@ -237,6 +241,7 @@ class Leaves:
 
     def __init__(self) -> None:
         self._seen: dict[int, _Leaf] = {}  # by id
+        self._gone: list[tuple[list[int], int]] = []  # shapes and records of former parameters
         self._others: set[int] = set()  # inputs, and what optimizers hold
         self.over = False
 
@@ -260,8 +265,24 @@ class Leaves:
             for tensor in () if self.over else leaves[:_MOST_LEAVES]:
                 known = self._seen.get(id(tensor))
                 if known is None or known.tensor() is not tensor:  # else another one had this id
+                    self._replace(known)
                     known = self._seen[id(tensor)] = _Leaf(weakref.ref(tensor), _part_of(tensor))
+                    known.shape = [*tensor.shape] if isinstance(tensor, nn.Parameter) else None
                 known.records.add(record)
+
+    def _replace(self, leaf: _Leaf | None) -> None:
+        """Store a leaf of whose id another tensor makes use."""
+        if leaf is not None and leaf.shape is not None:
+            self._gone.append((leaf.shape, max(leaf.records)))
+
+    def recreated(self) -> list[list[int]]:
+        """Return the shapes of parameters that existed in the first record only.
+
+        Parameters of a layer that is created in every forward pass exist only until the backward
+        pass has ended. Afterwards, the search has ended.
+        """
+        gone, self._gone = self._gone, []
+        return [shape for shape, _ in gone]
 
     def outside(self, holds: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
         """Return tensors that keep their values although they have gradients; then end the search.
@@ -271,6 +292,9 @@ class Leaves:
         """
         leaves, self._seen, self.over = self._seen, {}, True
         others, self._others = self._others, set()
+        for at, leaf in leaves.items():
+            if leaf.tensor() is None and at not in others:
+                self._replace(leaf)
         alive = ((leaf, leaf.tensor()) for leaf in leaves.values() if len(leaf.records) > 1)
         with quiet():
             return [
@@ -291,6 +315,7 @@ class _Leaf:
     tensor: weakref.ref[torch.Tensor]
     part: torch.Tensor | None  # some of its values when it was first seen
     records: set[int] = field(default_factory=set)
+    shape: list[int] | None = None  # of a parameter
 
 
 def _part_of(tensor: torch.Tensor) -> torch.Tensor | None:

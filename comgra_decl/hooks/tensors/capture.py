@@ -14,7 +14,7 @@ import numpy as np
 from comgra_decl.hooks.module_tree import in_training
 from comgra_decl.hooks.tensors.categories import categories
 from comgra_decl.hooks.tensors.gradients import Backwards
-from comgra_decl.records import Layout, RawStep, StepInfo
+from comgra_decl.records import TRAINING_WITHOUT_GRADIENT, Layout, RawStep, StepInfo
 from comgra_decl.stats import OVERWRITTEN, CannotReduceError, Reducer, ordinary
 
 if TYPE_CHECKING:
@@ -135,9 +135,13 @@ class StepCapture:
         return number
 
     def note_mode(self, model: str, called: nn.Module, *, of_model: bool) -> None:
-        """Store whether a model is in training mode, if it is called with gradients."""
-        if of_model and self.followed and not self.aside:
+        """Store whether a model is in training mode when it is called."""
+        if not of_model or not self.followed:
+            return
+        if not self.aside:
             self.modes[model] = self.modes.get(model, False) or in_training(called)
+        elif in_training(called) and model not in self.facts[TRAINING_WITHOUT_GRADIENT]:
+            self.facts[TRAINING_WITHOUT_GRADIENT].append(model)
 
     def upcoming(self, what: object) -> int:
         """Return the iteration that `count` would return next, without counting."""

@@ -62,7 +62,8 @@ def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
           with "elements" elements.
         - "divergence": the divergence of a Gaussian posterior from the standard one. Its "weight"
           is 1 for the sum over all elements. "variance as scale" is whether samples are scaled by
-          the variance rather than by its root.
+          the variance rather than by its root, and "deterministic" whether nothing but the
+          divergence uses the variance.
         - "reconstruction": an elementwise loss with "weight" and "elements".
         - "output": the loss consists only of sums of outputs of layers; "sign" is 1 if it grows
           with them, and 0 if with some of them only.
@@ -450,11 +451,15 @@ def _posteriors(loss: torch.Tensor, weights: dict[Pair, float]) -> Iterator[dict
             continue
         exponentials = [n for n in users.get(base, ()) if function_name(n) == "Exp"]
         scaled = any(_scales_noise(n, users) for n in exponentials)
+        sums = {"Add", "Sub", "Rsub", "Sum", "Mean", "Exp"}
+        others = {function_name(n) for n in users.get(base, ())} - sums
+        others |= {function_name(u) for n in exponentials for u in users.get((n, 0), ())} - sums
         yield {
             "kind": "divergence",
             "weight": 2 * abs(weight),
             "elements": prod(_shape(pair)),
             "variance as scale": scaled,
+            "deterministic": not others and not scaled,
         }
 
 

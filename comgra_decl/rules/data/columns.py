@@ -25,6 +25,7 @@ from comgra_decl.rules.api import (
 )
 
 _WIDEST = 256  # columns; wider inputs are images and the like
+_SAMPLES = 40  # of a table whose rows are compared
 _VARIED = 10  # different values; fewer are categories
 _SHARE = (0.002, 0.4)  # of the samples that may contain a placeholder
 
@@ -243,3 +244,58 @@ def _missing(rows: dict[int, Rows], least: int) -> str | None:
     if not rows:
         return "the values of floating-point inputs [batch, columns] are not recorded"
     return None if most >= least else f"it needs {least} recorded samples; the run has {most}"
+
+
+class StandardizedRows(Rule):
+    """Tables that are standardized by row instead of by column."""
+
+    name = "standardized_rows"
+    severity = "hint"
+    certainty = 0.7
+    definition = (
+        f"In a floating-point input of shape [batch, columns] with 4 to {_WIDEST} columns, each of "
+        f"at least {_SAMPLES} recorded samples has a mean below 0.001 in magnitude and a standard "
+        "deviation within 1% of a common value, whereas the columns have different means or "
+        "standard deviations."
+    )
+    source = (
+        "scikit-learn's StandardScaler, which standardizes columns (axis 0). Our own definition."
+    )
+    advice = "Compute the mean and the standard deviation along the samples: x.mean(0), x.std(0)."
+
+    _columns = per_run(Columns)
+
+    def look(self, window: Window) -> None:
+        """Gather samples of inputs."""
+        self._columns.look(window, of_targets=False)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such input."""
+        for slot, rows in self._columns.by_slot.items():
+            table = rows.table
+            if len(table) < _SAMPLES or not 4 <= table.shape[1] <= _WIDEST:
+                continue
+            spread = table.std(1)
+            alike = spread.min() > 0 and spread.max() <= 1.01 * spread.min()
+            columns = table.std(0)
+            uneven = columns.max() > 1.2 * columns.min() or np.abs(table.mean(0)).max() > 0.2
+            if not alike or not uneven or np.abs(table.mean(1)).max() > 1e-3:
+                continue
+            place = scene.table.place(slot)
+            return [
+                self.finding(
+                    scene,
+                    place=place,
+                    first_step=rows.steps[0],
+                    message=f"Each sample of {place} has mean 0 and standard deviation "
+                    f"{spread.mean():.3g} over its {table.shape[1]} columns: the table is "
+                    "standardized by row instead of by column, which mixes columns and removes "
+                    "differences between samples.",
+                    evidence={"samples": len(table)},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return None if self._columns.by_slot else "no table of numbers is recorded as an input"

@@ -182,3 +182,42 @@ class TemperatureMultiplied(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         return calls_missing(scene)
+
+
+class OwnCandidate(Rule):
+    """Contrastive losses in which a sample competes with its own positive."""
+
+    name = "own_candidate"
+    certainty = 0.85
+    definition = (
+        "In the first records, a cross-entropy receives a square matrix whose largest element in "
+        "each row is on the diagonal, and no row's target is on the diagonal. These are the "
+        "similarities of samples to each other, and each sample is most similar to itself."
+    )
+    source = (
+        "Chen et al., A Simple Framework for Contrastive Learning (2020), equation 1: the sum over "
+        "candidates leaves out the sample itself."
+    )
+    advice = (
+        "Mask the diagonal before the loss: similarities.fill_diagonal_(-inf), or "
+        "masked_fill(torch.eye(n).bool(), -inf)."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such loss."""
+        for fact in scene.told("own candidate"):
+            return [
+                self.finding(
+                    scene,
+                    first_step=0,
+                    message=f"{fact['where']} compares similarities of shape {fact['shape']} that "
+                    "include each sample's similarity to itself, the largest in its row: the "
+                    "positive sample cannot win.",
+                    evidence={"shape": str(fact["shape"])},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return calls_missing(scene)

@@ -43,6 +43,41 @@ class VarianceAsScale(Rule):
         return loss_missing(scene) or _no_divergence(scene)
 
 
+class DeterministicPosterior(Rule):
+    """Posteriors whose variance no sample uses."""
+
+    name = "deterministic_posterior"
+    certainty = 0.75
+    definition = (
+        "A loss contains the divergence of a Gaussian from the standard one, s - exp(s), but "
+        "nothing else uses s, so no sample is drawn with this variance."
+    )
+    source = (
+        "Kingma and Welling, Auto-Encoding Variational Bayes (2014), section 2.4: the decoder "
+        "receives mu + sigma epsilon. Our own definition."
+    )
+    advice = (
+        "Pass a sample to the decoder: z = mu + torch.exp(0.5 * logvar) * torch.randn_like(mu)."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such posterior."""
+        if not any(term["deterministic"] for term in scene.terms("divergence")):
+            return []
+        return [
+            self.finding(
+                scene,
+                first_step=0,
+                message="The variance of the posterior appears only in the divergence: the decoder "
+                "receives no sample, so the latent space is not regularized.",
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return loss_missing(scene) or _no_divergence(scene)
+
+
 class DivergenceWeightParameters(RuleParameters):
     """Options of `divergence_weight`."""
 

@@ -46,3 +46,38 @@ class UnregisteredParameter(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         return loss_missing(scene)
+
+
+class RecreatedParameter(Rule):
+    """Layers that are created anew in every step."""
+
+    name = "recreated_parameter"
+    certainty = 0.8
+    definition = (
+        "The loss of the first record depends on parameters (`nn.Parameter`) that no longer exist "
+        "in the second record, and no optimizer has held them. They belong to a layer that is "
+        "created when it is called."
+    )
+    source = "PyTorch's documentation of nn.Module: submodules are assigned in `__init__`."
+    advice = "Create the layer once, in `__init__`, and call it in `forward`."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about all such parameters."""
+        for fact in scene.told("recreated"):
+            count = int(fact["count"])
+            shapes = ", ".join(str(list(shape)) for shape in fact["shapes"])
+            return [
+                self.finding(
+                    scene,
+                    first_step=0,
+                    message=f"{count} {'parameter' if count == 1 else 'parameters'} of shape "
+                    f"{shapes} existed only during one step: a layer is created anew in every "
+                    "forward pass, with random weights that are never trained.",
+                    evidence={"parameters": count},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return loss_missing(scene)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from comgra_decl.rules.api import (
     MODES,
     MOST_OTHERS,
+    TRAINING_WITHOUT_GRADIENT,
     Count,
     Finding,
     Patient,
@@ -121,3 +122,50 @@ def _different(scene: Scene, root: str) -> list[str]:
                 total += facts.get("count", 1)
                 held += facts.get("count", 1) if facts.get("optimized", True) else 0
     return found if held > total / 2 else []
+
+
+class EvaluationInTrainingMode(Rule):
+    """Calls without gradients while dropout and batch norm behave as in training."""
+
+    name = "evaluation_in_training_mode"
+    severity = "hint"
+    certainty = 0.65
+    definition = (
+        "A trained model that contains modules which behave differently in evaluation mode "
+        "(BatchNorm, Dropout) is called without gradients in training mode in at least one "
+        "record, and the run contains at most one evaluation, at its end."
+    )
+    source = "Our own definition; the usual cause is a missing call to model.eval()."
+    advice = "Call model.eval() before an evaluation, and model.train() after it."
+
+    _first: dict[str, int] = per_run(dict)
+
+    def look(self, window: Window) -> None:
+        """Store the models that are called without gradients in training mode."""
+        for step, facts in zip(window.steps.tolist(), window.facts, strict=False):
+            for node in facts.get(TRAINING_WITHOUT_GRADIENT) or ():
+                self._first.setdefault(str(node), step)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such model."""
+        if scene.evaluations > 1:  # calls after the last step are an evaluation in any mode
+            return []
+        for node, step in self._first.items():
+            different = _different(scene, node)
+            if different:
+                return [
+                    self.finding(
+                        scene,
+                        place=Place(different[0]),
+                        first_step=step,
+                        message=f"{node} is evaluated in training mode: without gradients, but "
+                        f"modules such as {different[0]} behave as in training (random dropout, "
+                        "statistics of the batch).",
+                        evidence={"modules": len(different)},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return the reason why the run could not be checked, or None."""
+        return None if scene.records else "the run has no training records"
