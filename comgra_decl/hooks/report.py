@@ -121,9 +121,9 @@ class Reporter:
             seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}
             held = {} if self.optimizers is None else self.optimizers.holders()
-            self._described[plan] = [
-                _describe(plan, part, seen, known, held) for part in plan.parts
-            ]
+            before = self._described.get(plan, [])
+            now = [_describe(plan, part, seen, known, held) for part in plan.parts]
+            self._described[plan] = now if held else _with_holders(now, before)
         return self._described[plan]
 
     def _state(self, tops: Collection[TopPlan], capture: StepCapture, trained: int) -> object:
@@ -283,6 +283,18 @@ def _describe(
             seen.setdefault(id(parameter), f"{node}.{name}")
     described = {"path": part.path, "node": node, "class": part.class_name}
     return {**described, "parameters": parameters, **_settings(module)}
+
+
+def _with_holders(
+    now: list[dict[str, Any]], before: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Keep which parameters optimizers held: a function that trains may have returned since."""
+    known = {(m["node"], name): p for m in before for name, p in m["parameters"].items()}
+    for module in now:
+        for name, facts in module["parameters"].items():
+            old = known.get((module["node"], name), {})
+            facts.update({key: old[key] for key in ("optimized", "holders") if key in old})
+    return now
 
 
 _SETTINGS = (

@@ -161,6 +161,18 @@ def test_a_parameter_is_optimized_if_an_optimizer_holds_it(
     assert held(run) == expected
 
 
+def test_a_parameter_stays_optimized_after_the_function_that_trains_has_returned() -> None:
+    model = Net()
+
+    def fit() -> None:
+        train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+
+    with recording(EVERYTHING) as run:
+        fit()
+        nn.Linear(3, 1)(torch.randn(2, 3)).sum().backward()  # another model changes the document
+    assert {name for name, optimized in held(run).items() if optimized} >= {"body.weight"}
+
+
 def test_a_group_that_is_added_later_is_held_from_then_on() -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.body.parameters(), lr=0.1)
