@@ -285,9 +285,7 @@ def _describe(
     return {**described, "parameters": parameters, **_settings(module)}
 
 
-def _with_holders(
-    now: list[dict[str, Any]], before: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def _with_holders(now: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Keep which parameters optimizers held: a function that trains may have returned since."""
     known = {(m["node"], name): p for m in before for name, p in m["parameters"].items()}
     for module in now:

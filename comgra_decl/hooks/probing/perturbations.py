@@ -91,6 +91,11 @@ class Perturbations:
         known = self.kept.get(label)
         if label in self._refused or label in self._tried:
             return
+        if (
+            module is not plan.top.module()
+        ):  # a part, which may lack what follows it or comes before
+            self._refused[label] = "the program calls its parts, not the model"
+            return
         if known is None and len(self.kept) >= _MOST_MODELS:
             return
         self._tried.add(label)
@@ -318,7 +323,8 @@ class _Perturbed:
             if t.dim() in (2, 3) and t.shape[1] == length and t.dtype != torch.bool
         ]
         wide = [each for each in found if each[1].dim() == 3 or not each[1].is_floating_point()]
-        return wide[0] if len(wide) == 1 and length > 3 else None
+        # of several sequences, such as those of an encoder and a decoder, the last one is decoded
+        return wide[-1] if wide and length > 3 else None
 
     def _ahead(self) -> dict[str, Any] | None:
         """Replace the input at one position, and compare the outputs before it and at it."""

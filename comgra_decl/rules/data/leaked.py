@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     CLASSIFICATION,
+    PERTURBATIONS,
     Count,
     Finding,
     Rows,
@@ -25,6 +26,7 @@ from comgra_decl.rules.api import (
 
 _EQUAL = 1 - 1e-5  # correlation of a target with an input that contains it
 _ALIKE = 0.995  # share of tokens
+_UNUSED = 1e-6  # relative change of outputs
 _LENGTH = 8  # positions of a sequence in which shifts are told apart
 
 
@@ -47,7 +49,9 @@ class TargetAmongInputs(Rule):
         "remember it. The rule also reports, as an error, integer targets with one token per "
         "position that are identical to the last integer input at the same positions (at least "
         f"{_ALIKE:.1%} of at least `least` tokens, in three records). Such targets were not "
-        "shifted. Ignored targets (negative values) do not count."
+        "shifted. Ignored targets (negative values) do not count, nor do inputs on which, in an "
+        "experiment after the training, no output at the same position depends, because the "
+        "decoder shifts them itself."
     )
     source = (
         "Kaufman et al., Leakage in Data Mining (2012), on features that are the target itself. "
@@ -103,6 +107,8 @@ class TargetAmongInputs(Rule):
             enough = known.records >= 3 and known.count >= self.parameters.least
             if pair[0] != last or not enough or len(known.values) < 3:
                 continue
+            if _is_unused(scene, scene.table.infos[pair[0]].key.role):
+                continue
             if known.same >= _ALIKE * known.count and _classifies(scene):
                 return [self._unshifted(scene, pair, known)]
         for (a, b), (x, y) in self._rows.items():
@@ -157,6 +163,19 @@ class TargetAmongInputs(Rule):
         if self._rows or self._tokens:
             return None
         return "the values of inputs and targets are not recorded for the same samples"
+
+
+def _is_unused(scene: Scene, role: str) -> bool:
+    """Return whether, after the training, outputs did not depend on the token at their position.
+
+    A decoder that receives the targets may shift them itself.
+    """
+    for found in scene.documents.get(PERTURBATIONS) or []:
+        seen = found.get("ahead") or {}
+        argument = str(seen.get("argument"))
+        if role == ("input" if argument == "[0]" else f"input{argument}"):
+            return float(seen["own"]) < _UNUSED
+    return False
 
 
 def _classifies(scene: Scene) -> bool:

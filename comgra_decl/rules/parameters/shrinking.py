@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from comgra_decl.rules.api import (
     Count,
     Early,
+    Finding,
     Fraction,
     Mask,
     Measured,
@@ -39,7 +42,9 @@ class ShrinkingWeight(SlotRule):
     certainty = 0.65
     definition = (
         "For `patience` records in a row, the l2 norm of a weight is below `share` times its "
-        f"initial value (the median over the first {_FIRST} records)."
+        f"initial value (the median over the first {_FIRST} records). A hint if only embeddings "
+        "shrink while the loss keeps falling: PyTorch initializes them with a standard deviation "
+        "of 1, which is often more than a model needs."
     )
     source = (
         "TheDeepChecker, which looks for a regularization term that dominates the loss. Weight "
@@ -63,6 +68,15 @@ class ShrinkingWeight(SlotRule):
     def advise(self, scene: Scene) -> str:
         """Return advice adapted to the optimizer settings."""
         return lower_decay(scene, self.advice)
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding, which is a hint if only embeddings shrink and the loss falls."""
+        infos = scene.table.infos
+        shrunk = {infos[slot].module_class for slot in self.streak.lasting.tolist()}
+        found = super().findings(scene)
+        if found and shrunk <= {"Embedding", "EmbeddingBag"} and scene.falls:
+            return [replace(found[0], severity=self.parameters.severity or "hint")]
+        return found
 
     def wants(self, table: SlotTable) -> Mask:
         """Return the weights."""

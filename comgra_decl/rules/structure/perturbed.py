@@ -22,6 +22,8 @@ _TRAINED = 20
 
 _LISTED = 6
 
+_SLIGHT = 0.2  # standard deviations
+
 _AFFINE = {"Linear", "Conv1d", "Conv2d", "Conv3d"}
 _ACTIVATIONS = {*RECTIFIERS, "LeakyReLU", "PReLU", "ELU", "GELU", "SiLU", "Mish", "Softplus"}
 _ACTIVATIONS |= {"Tanh", "Sigmoid", "Softmax"}
@@ -63,7 +65,8 @@ class SamplesMixed(ExperimentRule):
     definition = (
         "In evaluation mode, all samples of a batch but one are replaced. The outputs for the "
         "sample that stays change by more than `change` times the standard deviation of all "
-        "outputs. Not checked if no loss has a target with one row (or the same number of rows) "
+        f"outputs. Changes below {_SLIGHT:g} times it, as by a scale that is common to the batch, "
+        "are a hint. Not checked if no loss has a target with one row (or the same number of rows) "
         "per sample, if the model receives or returns something about pairs of samples, or if the "
         "second dimension turns out to be the batch."
     )
@@ -93,6 +96,7 @@ class SamplesMixed(ExperimentRule):
                     f"{change:.2g} standard deviations when the other samples in the batch are "
                     "replaced, although the model is in evaluation mode.",
                     evidence={"change": change, "batch": batch},
+                    **({"severity": "hint"} if change < _SLIGHT else {}),
                 )
             ]
         return []
