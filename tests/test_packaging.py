@@ -186,7 +186,9 @@ def trained(environment: Environment, tmp_path_factory: pytest.TempPathFactory) 
 
 def recorded(environment: Environment, folder: Path) -> set[tuple[str, str, int]]:
     """Return the group, state and last step of each run in a folder, as the command lists them."""
-    runs = json.loads(run(environment.bin / "comgra-decl", "ls", "runs", "--json", cwd=folder))
+    runs = json.loads(run(environment.bin / "comgra-decl", "ls", "runs", "--json", cwd=folder))[
+        "runs"
+    ]
     return {(run["group"], run["state"], run["last_step"]) for run in runs}
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 from rich.table import Table
 from rich.text import Text
 
+from comgra_decl.cli.printing import shortened
 from comgra_decl.cli.watched_script import called, number_of, options_of, refuse
 from comgra_decl.doors.script import Call, UsageError
 from comgra_decl.errors import Exit
@@ -66,7 +67,7 @@ class Experiment:
             show: prints the verdict as text.
         """
         if self.as_json:
-            sys.stdout.write(json.dumps(content, indent=2) + "\n")
+            sys.stdout.write(json.dumps(shortened(content), indent=2) + "\n")
         else:
             show()
         name = self.command.replace("-", "_")

@@ -29,6 +29,10 @@ RunPath = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
+Everything = Annotated[
+    bool, typer.Option("--all", help="With --json, print everything, whatever its size.")
+]
+
 
 def print_line(text: str) -> None:
     """Print a line; escape control characters on a terminal."""
@@ -47,6 +51,8 @@ _MOST_JSON = 20_000
 def shortened(content: Mapping[str, Any], *, most: int = _MOST_JSON) -> dict[str, Any]:
     """Return JSON data whose longest lists are cut until it fits into `most` bytes as printed.
 
+    Mappings of names to numbers, such as counts, are cut like lists.
+
     "left_out" tells how many entries of which list are missing, such as {"slots": 1900}; it is
     empty if the content is complete.
     """
@@ -60,7 +66,11 @@ def shortened(content: Mapping[str, Any], *, most: int = _MOST_JSON) -> dict[str
         excess = len(longest) * (size - most) // max(1, _printed(longest))
         keep = max(_FEWEST, min(len(longest) - 1, len(longest) - excess))
         shown["left_out"][name] = shown["left_out"].get(name, 0) + len(longest) - keep
-        del longest[keep:]
+        if isinstance(longest, list):
+            del longest[keep:]
+        else:
+            for key in [*longest][keep:]:
+                del longest[key]
     return shown
 
 
@@ -72,12 +82,23 @@ def _printed(content: Any) -> int:
     return len(json.dumps(content, indent=2))
 
 
-def _lists(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Yield the lists in nested mappings, by the path of their keys."""
+_DESCENDED = 50
+"""Number of entries up to which the entries of a list are searched for lists."""
+
+
+def _lists(
+    content: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, list[Any] | dict[str, Any]]]:
+    """Yield the lists and counts in nested data, by the path of their keys."""
     for name, each in content.items():
         if isinstance(each, list):
             yield f"{prefix}{name}", each
-        elif isinstance(each, Mapping):
+            for at, entry in enumerate(each if len(each) <= _DESCENDED else ()):
+                if isinstance(entry, Mapping):
+                    yield from _lists(entry, f"{prefix}{name}[{at}].")
+        elif isinstance(each, dict) and each and name != "left_out":
+            if all(isinstance(value, (int, float)) for value in each.values()):
+                yield f"{prefix}{name}", each
             yield from _lists(each, f"{prefix}{name}.")
 
 

@@ -58,7 +58,7 @@ def test_ls_lists_all_runs_even_those_that_cannot_be_read(
 
 def test_ls_speaks_json(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert done("ls", str(root), "--json") == 0
-    runs = {run["name"]: run for run in json.loads(capsys.readouterr().out)}
+    runs = {run["name"]: run for run in json.loads(capsys.readouterr().out)["runs"]}
     assert runs["good"]["state"] == "finished"
     assert runs["good"]["last_step"] == 3
     assert runs["good"]["records"] == 4

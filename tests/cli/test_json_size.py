@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import get_type_hints
 
@@ -39,11 +40,11 @@ ABOUT_RUNS = {
     "check": ["{root}/g/a", "{root}/contract.yaml"],
 }
 OTHERS = {
-    "profile": "one row per node of the profiled steps",
-    "memory": "one row per node of the measured steps",
+    "profile": "shortened, but this run has no profiled steps",
+    "memory": "shortened, but this run has no measured steps",
     "plot": "two paths, whatever the run",
-    "import": "one row per imported run",
     "edit": "one sentence per changed parameter",
+    "import": "shortened, as `ls` is",
     "harvest": "one number per harvested module",
 }
 
@@ -132,6 +133,33 @@ def test_short_content_is_complete() -> None:
     assert cut["left_out"] == {"b.c": 10 - len(cut["b"]["c"])}
     assert len(json.dumps(cut, indent=2)) <= 150
     assert content["b"] == {"c": ["x"] * 10}
+
+
+def test_lists_and_counts_in_short_lists_are_cut() -> None:
+    counts = {str(number): number for number in range(1000)}
+    content = {"tensors": [{"label": "target", "classes": counts}, {"values": [*range(1000)]}]}
+    cut = shortened(content, most=2_000)
+    assert len(json.dumps(cut, indent=2)) <= 2_000
+    assert [tensor.get("label") for tensor in cut["tensors"]] == ["target", None]
+    left = cut["left_out"]
+    assert left["tensors[0].classes"] == 1000 - len(cut["tensors"][0]["classes"])
+    assert left["tensors[1].values"] == 1000 - len(cut["tensors"][1]["values"])
+
+
+def test_ls_keeps_the_newest_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(150):
+        meta = RunMeta(STATISTICS, 0, None, Spec().model_dump(mode="json"), {}, {}, started=1e9)
+        path = tmp_path / "group" / f"run{number:03}"
+        RunWriter.create(path, replace(meta, started=1e9 + number)).close()
+    assert done("ls", str(tmp_path), "--json") == 0
+    out = capsys.readouterr().out
+    told = json.loads(out)
+    assert len(out.encode()) <= MOST + 1
+    names = [run["name"] for run in told["runs"]]
+    assert names == [f"run{number:03}" for number in range(150 - len(names), 150)]
+    assert told["left_out"] == {"runs": 150 - len(names)}
+    assert done("ls", str(tmp_path), "--json", "--all") == 0
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 150
 
 
 def test_every_command_with_json_is_considered() -> None:

@@ -139,7 +139,7 @@ def test_whatever_is_not_imported_is_counted(
         "layouts of charts": 1,
     }
     assert done("import", str(logs), str(tmp_path / "runs"), "--json") == 0
-    (told,) = json.loads(capsys.readouterr().out)
+    (told,) = json.loads(capsys.readouterr().out)["runs"]
     assert told["left_out"] == shown
     assert open_run(told["path"]).document("imported")["left_out"] == shown
     assert done("import", str(logs), str(tmp_path / "again")) == 0

@@ -384,7 +384,7 @@ def test_the_command_prints_the_table_and_a_hint(
     assert "block.twice" in text
     assert "A checkpoint (torch.utils.checkpoint) of block would save 0.02 MB" in text
     assert "temporary memory is not measured" in text
-    rows = {row["node"]: row for row in json.loads(printed("--json"))}
+    rows = {row["node"]: row for row in json.loads(printed("--json"))["nodes"]}
     assert rows["block"]["activations"] == 3 * HIDDEN
     assert rows["block"]["allocated"] is None
 

@@ -29,7 +29,7 @@ error.
   --page FILE    write an HTML page, with the images of the first batch
   --mean A,B,C   the mean of each channel that the script subtracts from its images
   --std A,B,C    the standard deviation of each channel by which it divides them
-  --json         print JSON
+  --json         print JSON of at most 20 kB; "left_out" tells what is missing
 
 Exit codes: 0 batches were drawn; 3 no model was called in training; 2 invalid command line;
 otherwise the script's own.
@@ -87,14 +87,16 @@ def _numbers(name: str, options: dict[str, str]) -> list[float]:
 def _show(drawn: Drawn, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from comgra_decl.cli.printing import print_json
+    from comgra_decl.cli.printing import print_json, shortened
     from comgra_decl.experiments.data import summary
     from comgra_decl.terminal import console
 
     found = [summary(label, batches) for label, batches in drawn.tensors.items()]
     if as_json:
-        print_json({"batches": drawn.batches, "target": drawn.target,
-                    "tensors": [asdict(each) for each in found]})  # fmt: skip
+        tensors = [asdict(each) for each in found]
+        print_json(
+            shortened({"batches": drawn.batches, "target": drawn.target, "tensors": tensors})
+        )
         return
     out = console()
     if not found:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, print_json, print_line
+from comgra_decl.cli.printing import AsJson, Everything, print_json, print_line, shortened
 
 if TYPE_CHECKING:
     from comgra_decl.importing import Imported
@@ -23,12 +23,14 @@ def command(
     target: Annotated[
         Path, typer.Argument(help="Group folder for the runs, such as runs/mnist; may exist.")
     ],
+    everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
     """Import TensorBoard's logs as runs, to compare them with recorded ones.
 
     Each folder with event files becomes a run with its scalars (as metrics), hyperparameters and
-    texts. Runs are never overwritten, and appear only when all of them are complete.
+    texts. Runs are never overwritten, and appear only when all of them are complete. JSON of more
+    than 20 kB is shortened; "left_out" tells what is missing.
     """
     from comgra_decl.cli.printing import bar
     from comgra_decl.importing import import_tensorboard
@@ -36,7 +38,8 @@ def command(
     with bar() as on_progress:
         runs = import_tensorboard(logs, target, progress=on_progress)
     if as_json:
-        print_json([_described(run) for run in runs])
+        content = {"runs": [_described(run) for run in runs]}
+        print_json(content if everything else shortened(content))
         return
     for run in runs:
         print_line(

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from comgra_decl.cli.printing import AsJson, Root, print_json, print_line
+from comgra_decl.cli.printing import AsJson, Everything, Root, print_json, print_line, shortened
 
 PANEL = "Look"
 
 
-def command(root: Root = Path("runs"), as_json: AsJson = False) -> None:
-    """List the runs in a folder, oldest first."""
+def command(
+    root: Root = Path("runs"), everything: Everything = False, as_json: AsJson = False
+) -> None:
+    """List the runs in a folder, oldest first.
+
+    JSON of more than 20 kB contains the newest runs; "left_out" tells how many are missing.
+    """
     from comgra_decl.cli.describe import describe_summary
     from comgra_decl.query import list_runs, location, require_folder
 
     require_folder(location(root))
     runs = [describe_summary(summary) for summary in list_runs(root)]
     if as_json:
-        print_json(runs)
+        content = {"runs": runs[::-1]}
+        content = content if everything else shortened(content)
+        print_json({**content, "runs": content["runs"][::-1]})
     elif not runs:
         print_line(f"There are no runs in {location(root)} yet.")
     else:

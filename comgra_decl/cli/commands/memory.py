@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, RunPath, print_json
+from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json, shortened
 
 PANEL = "Look"
 
@@ -16,11 +16,13 @@ def command(
     rows: Annotated[
         int, typer.Option("--rows", "-n", min=1, help="Number of nodes to print.")
     ] = 20,
+    everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what holds the memory in a run's measured steps: activations, parameters, and so on.
 
-    The spec names these steps: `memory: {steps: 10}`.
+    The spec names these steps: `memory: {steps: 10}`. JSON of more than 20 kB is shortened;
+    "left_out" tells what is missing.
     """
     from comgra_decl.query import open_run
 
@@ -28,7 +30,8 @@ def command(
     if as_json:
         from comgra_decl.cli.describe import rows as rows_of
 
-        print_json(rows_of(table.reset_index()))
+        content = {"nodes": rows_of(table.reset_index())}
+        print_json(content if everything else shortened(content))
         return
     from comgra_decl.cli.tables import memory_table
     from comgra_decl.records import OTHER

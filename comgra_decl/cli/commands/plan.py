@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from comgra_decl.doors import environment
 from comgra_decl.doors.script import Call, UsageError, parse, run
@@ -29,7 +29,7 @@ Runs a training script for at most seven steps, prints what the spec would recor
 would cost on this machine, and ends the script. No run is stored. The script can write files as
 usual; its output goes to standard error.
 
-  --json            print JSON
+  --json            print JSON of at most 20 kB; "left_out" tells what is missing
   --spec NAME|FILE  a preset or a YAML file; default: debug
   KEY=VALUE         an override, such as schedule.every=10
   -m MODULE         run a module instead of a file, like `python -m`
@@ -92,7 +92,9 @@ def _plan(call: Call, *, as_json: bool) -> None:
 
 def _show(plan: Plan, out: TextIO, *, as_json: bool) -> None:
     if as_json:
-        content: dict[str, Any] = dataclasses.asdict(plan)
+        from comgra_decl.cli.printing import shortened
+
+        content = shortened(dataclasses.asdict(plan))
         out.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
     else:
         from comgra_decl.experiments.plan import print_plan

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, RunPath, print_json
+from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json, shortened
 
 PANEL = "Look"
 
@@ -16,11 +16,13 @@ def command(
     rows: Annotated[
         int, typer.Option("--rows", "-n", min=1, help="Number of nodes and passes to print.")
     ] = 20,
+    everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
     """Show where the time of a run's profiled steps went, by node and by phase of the step.
 
-    The spec names these steps: `profile: {steps: [10, 13]}`.
+    The spec names these steps: `profile: {steps: [10, 13]}`. JSON of more than 20 kB is shortened;
+    "left_out" tells what is missing.
     """
     from comgra_decl.query import open_run
 
@@ -30,7 +32,8 @@ def command(
         from comgra_decl.cli.describe import rows as rows_of
 
         tables = {"nodes": table, "steps": steps}
-        print_json({name: rows_of(each.reset_index()) for name, each in tables.items()})
+        content = {name: rows_of(each.reset_index()) for name, each in tables.items()}
+        print_json(content if everything else shortened(content))
         return
     from comgra_decl.cli.tables import phases_table, profile_table
     from comgra_decl.terminal import console

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from comgra_decl.cli.printing import AsJson, RunPath, print_json, shortened
+from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json, shortened
 
 PANEL = "Look"
 
 
 def command(
     run: RunPath,
-    everything: Annotated[
-        bool, typer.Option("--all", help="With --json, print everything, whatever its size.")
-    ] = False,
+    everything: Everything = False,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a run, and what was recorded at which steps.
