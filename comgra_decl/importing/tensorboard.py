@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,8 @@ from comgra_decl.store.drafts import drafted
 from comgra_decl.store.location import Remote, Where, location
 
 from .event_files import EventLog, Text, Value, event_files, read_log
+
+_log = logging.getLogger("comgra_decl")
 
 Progress = Callable[[str, int, int], None]
 
@@ -66,7 +69,7 @@ def import_tensorboard(
     """Import the scalars, hyperparameters and texts of event files as runs.
 
     Each folder that contains event files becomes a run in the folder `to`, named after its path
-    below `logs`. Scalars become metrics, hyperparameters the config, and texts notes. Each step
+    below `logs`. Folders whose files contain no event are skipped with a warning. Scalars become metrics, hyperparameters the config, and texts notes. Each step
     with a scalar has a record without tensors, whose time is that of the first scalar. Values equal
     those in the files to the bit. The runs appear only when all of them are complete.
 
@@ -79,7 +82,7 @@ def import_tensorboard(
         The imported runs, in the order of their folders.
 
     Raises:
-        EventFileError: there is no event file, or a file is not an event file.
+        EventFileError: there is no event, or a file is not an event file.
         MissingPackageError: TensorBoard is not installed.
         StoreError: a run exists, or `to` is in a bucket or cannot be written.
     """
@@ -96,9 +99,14 @@ def import_tensorboard(
     with drafted(group / "logs", "importing") as draft:
         for done, (folder, files) in enumerate(found.items()):
             log = read_log(folder, files)
+            if log.started is None:  # a program that ended before it wrote anything
+                _log.warning("%r contains no event and is not imported.", str(folder))
+                continue
             runs.append(_write(log, draft / names[folder], group / names[folder]))
             if progress is not None:
                 progress("importing", done + 1, len(found))
+        if not runs:
+            raise EventFileError(f"the event files in {str(root)!r} contain no event.")
         for run in runs:
             (draft / run.path.name).rename(run.path)
     return runs
@@ -119,8 +127,6 @@ def _names(root: Path, folders: Sequence[Path] | Mapping[Path, Any]) -> dict[Pat
 
 
 def _write(log: EventLog, draft: Path, path: Path) -> Imported:
-    if log.started is None:
-        raise EventFileError(f"the event files in {str(log.folder)!r} contain no event.")
     ours = any(t.tag == "run" and _OURS.fullmatch(t.text) for t in log.texts)
     metrics = [_metric(value.tag, ours) for value in log.values]
     notes = [_note(text, ours) for text in log.texts]

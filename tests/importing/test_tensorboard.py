@@ -212,6 +212,22 @@ def _record(content: bytes) -> bytes:
     return length + sums[0] + content + sums[1]
 
 
+def test_empty_files_are_skipped_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "logs" / "good")
+    empty = tmp_path / "logs" / "empty"
+    empty.mkdir()
+    (empty / "events.out.tfevents.1.host").touch()
+    (told,) = import_tensorboard(tmp_path / "logs", tmp_path / "runs" / "old")
+    assert told.path.name == "good"
+    messages = {record.getMessage() for record in caplog.records}
+    assert messages == {f"{str(empty)!r} contains no event and is not imported."}
+    with pytest.raises(EventFileError, match="contain no event"):
+        import_tensorboard(empty, tmp_path / "runs" / "old")
+    assert [*(tmp_path / "runs" / "old").iterdir()] == [tmp_path / "runs" / "old" / "good"]
+
+
 def test_the_rest_of_a_damaged_file_is_counted(tmp_path: Path) -> None:
     write(tmp_path / "logs")
     (file,) = (tmp_path / "logs").iterdir()
