@@ -69,9 +69,10 @@ def import_tensorboard(
     """Import the scalars, hyperparameters and texts of event files as runs.
 
     Each folder that contains event files becomes a run in the folder `to`, named after its path
-    below `logs`. Folders whose files contain no event are skipped with a warning. Scalars become metrics, hyperparameters the config, and texts notes. Each step
-    with a scalar has a record without tensors, whose time is that of the first scalar. Values equal
-    those in the files to the bit. The runs appear only when all of them are complete.
+    below `logs`. Folders whose files contain no event are skipped with a warning. Scalars become
+    metrics, hyperparameters the config, and texts notes. Each step with a scalar has a record
+    without tensors, whose time is that of the first scalar. Values equal those in the files to the
+    bit. The runs appear only when all of them are complete.
 
     Args:
         logs: a log folder of TensorBoard, or one event file.
