@@ -110,10 +110,10 @@ class Provenance(modes.OwnMode):
         return self._lineage.of(tensor)
 
     def is_computed(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor depends on what a model has computed in this step."""
+        """Whether the tensor depends on a model, and not only on its inputs and targets."""
         sources = self._lineage.of(tensor).all
         kinds = (slot.kind for slot, index in self._nodes.items() if index in sources)
-        return bool(sources) and "computed" in kinds
+        return bool(sources) and not {*kinds} <= {"input", "target"}
 
     def enters(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor enters the step from outside: no call in the step computed it."""

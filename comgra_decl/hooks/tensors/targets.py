@@ -337,7 +337,8 @@ class Targets(modes.OwnMode):
 
         The target is added to the graph before the call that uses it is followed.
         """
-        if self._graph is not None and self._graph.of(tensor).all:
+        # The inputs and targets of a language model are often slices of one tensor.
+        if self._graph is not None and self._graph.is_computed(tensor):
             return None  # created inside the model, on a path that only the graph records
         number = self._count
         slot = _numbered(self._slots, number, "target", "target", "target")
@@ -345,12 +346,31 @@ class Targets(modes.OwnMode):
         self._taken[id(tensor)] = number, version_of(tensor)
         if capture.probing is not None:
             capture.probing.target(tensor)
-        dim = capture.batch_dim(tensor, "auto", slot)
-        if capture.add(slot, tensor, batch_dim=dim, values=self._values) is None:
+        shown = self._by_sample(tensor, capture.batch_size)
+        dim = capture.batch_dim(shown, "auto", slot)
+        if capture.add(slot, shown, batch_dim=dim, values=self._values) is None:
             return number
         if self._graph is not None:
             self._graph.trace(slot, tensor)
         return number
+
+
+    def _by_sample(self, tensor: torch.Tensor, batch: int | None) -> torch.Tensor:
+        """Return a flat target of a sequence model as [samples, positions]; others unchanged.
+
+        Without samples, a batch of long sequences would exceed `values.max_elements`.
+        """
+        if tensor.dim() != 1 or not batch or not batch < tensor.numel() or tensor.is_nested:
+            return tensor
+        if tensor.is_floating_point() or tensor.numel() % batch:
+            return tensor
+        positions = tensor.numel() // batch
+        given = [known() for known in self._tokens.values()]
+        shapes = {t.shape for t in given if t is not None and t.dim() == 2 and t.shape[0] == batch}
+        # the last position has no next token, and programs often leave it out
+        if any(shape[1] - 1 <= positions <= shape[1] for shape in shapes):
+            return tensor.view(batch, positions) if tensor.is_contiguous() else tensor
+        return tensor
 
 
 def _class_weights(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[float]:
