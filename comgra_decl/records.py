@@ -366,10 +366,18 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
 - "blank target": the "share" of the targets of a CTC loss that are its "blank".
 - "bootstrap": a tensor of "elements" that a model computed without gradients is multiplied by a
-  "factor" and added to data; "masked" is whether some elements may have been set to zero.
+  "factor" and added to data; "masked" is whether some elements may have been set to zero, "index"
+  whether it consists of integers.
 - "returns": a loop writes sums of data and the discounted previous sum in an "order".
 - "unused": the result of a "function", of "shape", that nothing uses.
 - "clamped": a clamp to "limits" changes the "share" of the elements of a tensor of "shape".
+- "dropout": a dropout function is called with a high "rate" on a tensor of "shape".
+- "inverted mask": a mask of "shape" hides all tokens and shows the padding.
+- "own messages": rows are gathered by the index by which their sum, of "rows" into fewer rows, is
+  written, and by no other.
+- "fresh choices": actions of "shape" that are sampled and used only for log-probabilities.
+- "trains nothing": "count" parameters receive the gradients of a loss, and no optimizer holds any
+  of them.
 - "added to itself": a tensor of "shape" is added to itself.
 - "unscaled": a softmax of "shape" over products of two activations that were not scaled.
 - "uniform noise": uniform random numbers of "shape" are multiplied by a scale or are the target of

@@ -59,6 +59,7 @@ from comgra_decl.rules.calls import (
 from comgra_decl.rules.curve import Curve
 from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place, began, since
 from comgra_decl.rules.graph import (
+    SEQUENCES,
     calls_missing,
     classes_of,
     combined,
@@ -151,6 +152,7 @@ __all__ = [
     "PROFILE",
     "PROGRAM",
     "RECTIFIERS",
+    "SEQUENCES",
     "SKIPPED_STEP",
     "STALLED",
     "TRAINING_WITHOUT_GRADIENT",

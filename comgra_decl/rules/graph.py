@@ -14,6 +14,9 @@ from comgra_decl.rules.calls import LossCall
 from comgra_decl.rules.finding import Place
 from comgra_decl.rules.table import elements_of
 
+SEQUENCES = ("LSTM", "GRU", "RNN", "MultiheadAttention")
+"""torch classes whose sequences have the shape [time, batch, ...] unless `batch_first` is set."""
+
 
 def predictions(scene: Scene) -> set[int]:
     """Return the slots that contain the model's predictions.

@@ -142,7 +142,9 @@ def count_tokens(
 
 
 class NextTokens:
-    """Whether the targets of a run are the next tokens, or the next values, of its only input.
+    """Whether the targets of a run are the next tokens, or values, of its last input.
+
+    Values are compared only if they are the only input.
 
     Attributes:
         tokens: the counts of each input and target, by their slots.
@@ -161,6 +163,8 @@ class NextTokens:
         whole = [s for s in sources if "int" in infos[s].dtype]
         sources = whole or [s for s in sources if "float" in infos[s].dtype]
         self._sources |= {*sources}
+        if whole:
+            sources = whole[-1:]  # a decoder receives its tokens after those of the encoder
         if len(sources) != 1:
             return
         kind = "int" if whole else "float"
@@ -183,13 +187,16 @@ class NextTokens:
                 known = self.tokens.setdefault(key, Tokens(int(window.steps[row])))
                 count_tokens(known, x, y, whole=bool(whole))
 
+    @property
+    def several(self) -> bool:
+        """Whether there are other inputs, such as those of an encoder, of which all is visible."""
+        return len(self._sources) > 1
+
     def shape(self, table: SlotTable, *, least: int) -> tuple[int, ...] | None:
         """Return the shape of the input, [batch, positions, ...], if targets are its next tokens.
 
         At least `least` targets are compared, and 99% of those that have a next token equal it.
         """
-        if len(self._sources) != 1:
-            return None
         for (source, _), known in self.tokens.items():
             shape = table.infos[source].shape
             # count: of positions with a target, the last of which may have no next token

@@ -40,12 +40,14 @@ class _Origin:
         masked: whether some of its elements may have been set to zero.
         returned: whether it is the sum of data and a discounted tensor.
         ones: whether it was created as ones.
+        index: whether it is computed from integers of a model, such as the index of a maximum.
     """
 
     factor: float | None = None
     masked: bool = False
     returned: bool = False
     ones: bool = False
+    index: bool = False
 
 
 @dataclass
@@ -117,7 +119,7 @@ class Bootstraps:
         if not result.is_floating_point() or result.numel() > _MOST_ELEMENTS:
             return
         factor: float | None = None
-        masked = returned = False
+        masked = returned = index = False
         for each in args[:2]:
             if isinstance(each, (int, float)):
                 factor = float(each) if _LEAST_FACTOR <= each < 1 else factor
@@ -127,9 +129,10 @@ class Bootstraps:
             origin = self._of(each) or _Origin()
             factor = origin.factor if origin.factor is not None else factor
             returned |= origin.returned
+            index |= origin.index or (_is_integer(each) and self._computes(each))
             masked |= origin.masked or (not origin.ones and _is_mask(each))
         if factor is not None or masked or returned:
-            self._set(result, _Origin(factor, masked, returned))
+            self._set(result, _Origin(factor, masked, returned, index=index))
 
     def _add(self, args: tuple[Any, ...], result: Any, note: Note) -> None:
         if len(args) < 2 or not isinstance(result, torch.Tensor) or result.requires_grad:
@@ -143,11 +146,16 @@ class Bootstraps:
                 continue
             computed = self._computes(args[at]) and not self._computes(other)
             if computed and not origin.returned and (count := result.numel()) > 1:
-                note("bootstrap", factor=origin.factor, masked=origin.masked, elements=count)
+                facts = {"factor": origin.factor, "masked": origin.masked, "index": origin.index}
+                note("bootstrap", elements=count, **facts)
             self._set(result, _Origin(None, masked=False, returned=True))
 
     def _computes(self, tensor: torch.Tensor) -> bool:
         return self.is_computed is not None and self.is_computed(tensor)
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return tensor.dtype in (torch.int64, torch.int32)
 
 
 def _is_mask(tensor: torch.Tensor) -> bool:

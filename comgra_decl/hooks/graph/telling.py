@@ -32,11 +32,25 @@ _MOST_FACTS = 64
 _MOST_ELEMENTS = 1 << 22  # of what is read per call
 _HOSTS = ("cpu", "meta")  # devices on which nobody waits
 _UNIT = 1e-3  # rounding of a cosine similarity, also in half precision
+_HIDDEN = -1e4  # an added score, or one that replaces a score, below which no weight is left
+_RATE = 0.8  # of dropout, from which on it is noted
 _CLAMPED = 0.9  # share of clamped elements that is noted
 _LEAST_WIDTH = 16  # of queries and keys; narrower ones have small scores
 _SCALES = ("ExpBackward0", "SoftplusBackward0", "SqrtBackward0")
 _DEPTH = 30  # frames between a call and the program's line
 _NOT_THE_PROGRAM = (TORCH_FOLDER, OUR_FOLDER)
+
+_PASSING = frozenset(
+    "T t reshape view long unsqueeze squeeze expand broadcast_tensors detach clone __getitem__ to "
+    "flatten contiguous cpu".split()
+)
+"""Functions that return the same actions in another form."""
+
+_COMPARING = frozenset(
+    "eq ne le lt ge gt __eq__ __ne__ __le__ __lt__ __ge__ __gt__ remainder __mod__ __and__ all "
+    "size dim numel".split()
+)
+"""Functions by which torch.distributions checks actions."""
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
@@ -50,6 +64,16 @@ class _Weights:
     shape: tuple[int, ...]
     axis: int
     mask: dict[str, Any] | None = None
+
+
+@dataclass
+class _Choice:
+    """Actions that are sampled: whether log-probabilities, and whether anything else, use them."""
+
+    shape: list[int]
+    where: str
+    scored: bool = False
+    used: bool = False
 
 
 @dataclass
@@ -77,6 +101,8 @@ class Telling:
     _scores: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _scaled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _uniform: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # random numbers
+    _gathered: list[torch.Tensor] = field(default_factory=list)  # indices of rows
+    _choices: dict[int, tuple[weakref.ref[torch.Tensor], _Choice]] = field(default_factory=dict)
 
     def take(self, loss: torch.Tensor) -> list[dict[str, Any]]:
         """Return the facts so far, and clear them.
@@ -84,6 +110,10 @@ class Telling:
         Args:
             loss: the loss of the step.
         """
+        for choice in {id(c): c for _, c in self._choices.values()}.values():
+            if choice.scored and not choice.used and len(self._found) < _MOST_FACTS:
+                fact = {"kind": "fresh choices", "shape": choice.shape, "where": choice.where}
+                self._found.setdefault(repr(fact), fact)
         for unused in self.results.unused(loss):
             fact = {
                 "kind": "unused",
@@ -103,6 +133,7 @@ class Telling:
         self._weights, self._masked = {}, {}
         self._states, self._joined = {}, {}
         self._scores, self._scaled, self._uniform = {}, {}, {}
+        self._gathered, self._choices = [], {}
         self.bootstraps.release()
         self.results.release()
         self.tokens = None
@@ -117,6 +148,8 @@ class Telling:
         self.results.receive(args, kwargs)
         if not args or _is_odd(args[0]) or _is_odd(result):
             return
+        if self._choices:
+            self._follow_choices(name, args, kwargs, result)
         if self._scaled and any(_is(self._scaled, t) for t in tensors_of(args)):
             for tensor in tensors_of((result,)):
                 self._scaled[id(tensor)] = weakref.ref(tensor)
@@ -235,6 +268,9 @@ class Telling:
     ) -> None:
         value = _constant(value)
         self._keep_scores(scores, result)
+        low = value is not None and value < _HIDDEN
+        if low and isinstance(mask, torch.Tensor) and mask.dtype == torch.bool:
+            self._compare_with_padding(~mask if inverted else mask)
         if isinstance(scores, torch.Tensor) and id(scores) in self._weights:
             self._mask_again(scores)  # what is hidden after the softmax
         if (
@@ -248,6 +284,28 @@ class Telling:
         if isinstance(result, torch.Tensor) and result.requires_grad and not mask.requires_grad:
             hidden = ~mask if inverted else mask
             self._masked[id(result)] = weakref.ref(result), hidden, value
+
+    def _compare_with_padding(self, hidden: torch.Tensor) -> None:
+        """Note a mask that hides all tokens and shows the padding."""
+        tokens = None if self.tokens is None else self.tokens()
+        sizes = tuple(size for size in hidden.shape if size != 1)
+        if tokens is None or sizes != tuple(tokens.shape) or is_capturing():
+            return
+        if padded_share(tokens) > 0:
+            real = tokens != tokens[:, -1].mode().values
+            if torch.equal(hidden.reshape(tokens.shape), real):
+                self._note("inverted mask", shape=[*hidden.shape])
+
+    def _attend(self, name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
+        """Read the mask of padding that an attention function receives."""
+        if name == "multi_head_attention_forward":
+            mask, shows = kwargs.get("key_padding_mask"), False
+        else:
+            mask, shows = kwargs.get("attn_mask", args[3] if len(args) > 3 else None), True
+        if not isinstance(mask, torch.Tensor) or _is_odd(mask):
+            return
+        hidden = mask < _HIDDEN if mask.is_floating_point() else (~mask if shows else mask)
+        self._compare_with_padding(hidden)
 
     def _multiply(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         """Read products of scores, or of weights, with a mask of zeros and ones."""
@@ -298,6 +356,13 @@ class Telling:
             )
         if masked is not None and masked[0]() is given and result.shape == given.shape:
             self._masked[id(result)] = weakref.ref(result), masked[1], masked[2]
+
+    def _drop(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        given = {**dict(zip(("input", "p", "training"), args, strict=False)), **kwargs}
+        rate = given.get("p", 0.5)
+        if given.get("training", True) and isinstance(rate, (int, float)) and _RATE <= rate < 1:
+            self._note("dropout", rate=float(rate), shape=[*args[0].shape])
+        self._inherit(name, args, kwargs, result)
 
     def _divide(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
         if len(args) > 1 and isinstance(args[1], (int, float)):
@@ -355,7 +420,41 @@ class Telling:
         if is_capturing() or rows.numel() > _MOST_ELEMENTS:
             return
         ordered = bool((rows.diff() >= 0).all())
+        gathered = [each for each in self._gathered if each.numel() == rows.numel()]
+        if gathered and all(torch.equal(each, rows) for each in gathered) and not ordered:
+            self._note("own messages", rows=rows.numel(), into=result.shape[0], function=name)
         self._note("pooled", rows=rows.numel(), into=result.shape[0], sorted=ordered, function=name)
+
+    def _gather(self, index: Any, result: Any) -> None:
+        """Store the index by which rows with a gradient are gathered."""
+        if not isinstance(index, torch.Tensor) or not isinstance(result, torch.Tensor):
+            return
+        if index.dim() == 1 and index.dtype == torch.int64 and result.requires_grad:
+            self._gathered.append(index)
+
+    def _pick_rows(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        given = {**dict(zip(("input", "dim", "index"), args, strict=False)), **kwargs}
+        self._gather(given.get("index"), result)
+
+    def _sample(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
+        if isinstance(result, torch.Tensor) and result.numel() > 1:
+            self._choices[id(result)] = weakref.ref(result), _Choice([*result.shape], _where())
+
+    def _follow_choices(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        """Determine what sampled actions are used for."""
+        for tensor in tensors_of((*args, *kwargs.values())):
+            known = self._choices.get(id(tensor))
+            if known is None or known[0]() is not tensor or name in _COMPARING:
+                continue
+            choice = known[1]
+            if name in _PASSING:
+                for each in tensors_of((result,)):
+                    if not each.is_floating_point():
+                        self._choices[id(each)] = weakref.ref(each), choice
+            elif name == "gather" and isinstance(result, torch.Tensor) and result.requires_grad:
+                choice.scored = True
+            else:
+                choice.used = True
 
     def _randomize(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
         if isinstance(result, torch.Tensor) and result.dim() > 1:
@@ -462,6 +561,7 @@ class Telling:
 
     def _index(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         given, index = args[0], args[1] if len(args) > 1 else None
+        self._gather(index, result)
         if isinstance(index, tuple) and len(index) > 1 and _is_all(index[0]):
             self._last(given, index[1], result)
 
@@ -581,7 +681,8 @@ _READ: dict[str, _Reader] = {
     "where": Telling._choose,
     **dict.fromkeys(("mul", "__mul__", "__rmul__"), Telling._multiply),
     **dict.fromkeys(("div", "__truediv__"), Telling._divide),
-    **dict.fromkeys(("dropout", "contiguous", "type_as", "float"), Telling._inherit),
+    **dict.fromkeys(("contiguous", "type_as", "float"), Telling._inherit),
+    **dict.fromkeys(("dropout", "alpha_dropout", "feature_dropout", "dropout2d"), Telling._drop),
     **dict.fromkeys(("to", "cpu"), Telling._move),
     **dict.fromkeys(
         ("item", "tolist", "nonzero", "__bool__", "__float__", "__int__", "masked_select"),
@@ -605,6 +706,11 @@ _READ: dict[str, _Reader] = {
         ),
         Telling._pool,
     ),
+    **dict.fromkeys(
+        ("scaled_dot_product_attention", "multi_head_attention_forward"), Telling._attend
+    ),
+    "index_select": Telling._pick_rows,
+    "multinomial": Telling._sample,
     "ctc_loss": Telling._align,
     "__getitem__": Telling._index,
     "select": Telling._select,

@@ -322,6 +322,12 @@ class _Perturbed:
             for path, t in self._given.items()
             if t.dim() in (2, 3) and t.shape[1] == length and t.dtype != torch.bool
         ]
+        if not found:  # a decoder may leave out the output for the last token
+            found = [
+                (path, t)
+                for path, t in self._given.items()
+                if t.dim() == 2 and t.shape[1] == length + 1 and not t.is_floating_point()
+            ]
         wide = [each for each in found if each[1].dim() == 3 or not each[1].is_floating_point()]
         # of several sequences, such as those of an encoder and a decoder, the last one is decoded
         return wide[-1] if wide and length > 3 else None
@@ -332,7 +338,7 @@ class _Perturbed:
         if found is None:
             return None
         path, tensor = found
-        length = tensor.shape[1]
+        length, last = tensor.shape[1], self._before.shape[1] - 1
         ahead, own = 0.0, 0.0
         for position in sorted({length // 2, length - 1}):
             changed = tensor.clone()
@@ -345,7 +351,8 @@ class _Perturbed:
                 continue
             new, old = output[differs], self._before[differs]
             ahead = max(ahead, self._change(new[:, :position], old[:, :position]))
-            own = max(own, self._change(new[:, position], old[:, position]))
+            if position <= last:
+                own = max(own, self._change(new[:, position], old[:, position]))
         return {"ahead": ahead, "own": own, "argument": path, "positions": length}
 
     def _tokens(self) -> tuple[str, torch.Tensor] | None:

@@ -188,6 +188,10 @@ class Ends:
         """
         self.targets.rest()
         self._leaves.hold(optimizer)
+        if self._looks <= 0 and not self._leaves.over:
+            for count, shapes in self._leaves.untrained()[:1]:
+                fact = {"kind": "trains nothing", "count": count, "shapes": shapes}
+                capture.facts[TELLING].append(fact)
         if self._looks <= 0 and not self._leaves.over and (outside := self._leaves.outside(holds)):
             shapes = [[*tensor.shape] for tensor in outside[:3]]
             fact = {"kind": "outside", "count": len(outside), "shapes": shapes}
@@ -241,6 +245,7 @@ class Leaves:
 
     def __init__(self) -> None:
         self._seen: dict[int, _Leaf] = {}  # by id
+        self._losses: list[tuple[set[int], list[list[int]]]] = []  # parameters behind each loss
         self._gone: list[tuple[list[int], int]] = []  # shapes and records of former parameters
         self._others: set[int] = set()  # inputs, and what optimizers hold
         self.over = False
@@ -269,11 +274,22 @@ class Leaves:
                     known = self._seen[id(tensor)] = _Leaf(weakref.ref(tensor), _part_of(tensor))
                     known.shape = [*tensor.shape] if isinstance(tensor, nn.Parameter) else None
                 known.records.add(record)
+            own = [t for t in leaves if isinstance(t, nn.Parameter)]
+            if own and not self.over:
+                self._losses.append(({id(t) for t in own}, [[*t.shape] for t in own[:3]]))
 
     def _replace(self, leaf: _Leaf | None) -> None:
         """Store a leaf of whose id another tensor makes use."""
         if leaf is not None and leaf.shape is not None:
             self._gone.append((leaf.shape, max(leaf.records)))
+
+    def untrained(self) -> list[tuple[int, list[list[int]]]]:
+        """Return the losses none of whose parameters any optimizer holds: number and shapes.
+
+        To be called before `outside`, which ends the search.
+        """
+        losses, self._losses = self._losses, []
+        return [(len(ids), shapes) for ids, shapes in losses if not ids & self._others]
 
     def recreated(self) -> list[list[int]]:
         """Return the shapes of parameters that existed in the first record only.

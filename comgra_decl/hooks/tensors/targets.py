@@ -354,7 +354,6 @@ class Targets(modes.OwnMode):
             self._graph.trace(slot, tensor)
         return number
 
-
     def _by_sample(self, tensor: torch.Tensor, batch: int | None) -> torch.Tensor:
         """Return a flat target of a sequence model as [samples, positions]; others unchanged.
 
@@ -380,7 +379,7 @@ def _class_weights(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     given = passed.get("weight") if given is None else given
     if not isinstance(given, torch.Tensor) or given.device.type != "cpu" or given.requires_grad:
         return []
-    return given.tolist() if given.dim() == 1 and given.numel() <= _MOST_CLASSES else []
+    return given.reshape(-1).tolist() if 0 < given.numel() <= _MOST_CLASSES else []
 
 
 def _numbered(slots: list[Slot], number: int, node: str, role: str, kind: str) -> Slot:

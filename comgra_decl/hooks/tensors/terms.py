@@ -30,6 +30,7 @@ _FEWEST = 8  # actions of a loop
 _KEPT = 256  # elements of a factor or a residual that are stored
 _MONOTONE = frozenset({*RESHAPING, "Sum", "Cat", "Stack", "Minimum", "Maximum", "Clamp", "Where"})
 """Functions that pass on the direction in which a loss pushes their inputs."""
+_OF_A_RATIO = frozenset({"Pow", "Div", "Expand", *RESHAPING})
 _DISTANCES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss", "L1Loss"})
 _BINARY = frozenset({"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"})
 _CHOOSING = frozenset({"Gather", "Index", "Select", "IndexSelect", "TakeAlongDim"})
@@ -442,6 +443,7 @@ def _posteriors(loss: torch.Tensor, weights: dict[Pair, float]) -> Iterator[dict
         for each in node.next_functions:
             if each[0] is not None:
                 users.setdefault(each, []).append(node)
+    yield from _of_distributions(weights, users)
     for pair, weight in weights.items():
         if function_name(pair[0]) != "Exp" or not isfinite(weight):
             continue
@@ -460,6 +462,33 @@ def _posteriors(loss: torch.Tensor, weights: dict[Pair, float]) -> Iterator[dict
             "elements": prod(_shape(pair)),
             "variance as scale": scaled,
             "deterministic": not others and not scaled,
+        }
+
+
+def _of_distributions(
+    weights: dict[Pair, float], users: dict[Pair, list[Any]]
+) -> Iterator[dict[str, Any]]:
+    """Yield divergences of the form 0.5 (r + d^2 - 1 - log r), with r the ratio of variances.
+
+    `torch.distributions.kl_divergence` computes them in this form.
+    """
+    for pair, weight in weights.items():
+        if function_name(pair[0]) != "Log" or not isfinite(weight) or not weight:
+            continue
+        ratio = pair[0].next_functions[0]
+        added = weights.get(ratio, nan)
+        if not isfinite(added) or abs(added + weight) > 0.01 * abs(weight):
+            continue
+        scale = ratio
+        while scale[0] is not None and function_name(scale[0]) in _OF_A_RATIO:
+            scale = scale[0].next_functions[0]
+        names = {function_name(user) for user in users.get(scale, ())}
+        yield {
+            "kind": "divergence",
+            "weight": 2 * abs(weight),
+            "elements": prod(_shape(pair)),
+            "variance as scale": False,
+            "deterministic": "Mul" not in names and names <= {*_OF_A_RATIO, "Log"},
         }
 
 

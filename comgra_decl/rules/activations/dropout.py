@@ -6,10 +6,12 @@ import numpy as np
 
 from comgra_decl.rules.api import (
     NO_SLOTS,
+    Finding,
     Fraction,
     Mask,
     Measured,
     Patient,
+    Place,
     Scene,
     SlotRule,
     Slots,
@@ -34,7 +36,9 @@ class HeavyDropout(SlotRule):
     definition = (
         "For `patience` records in a row, the fraction of nonzero elements in the output of a "
         "Dropout module is less than `kept` times that in its input. Records in which only the "
-        "input has negative elements are ignored, because an activation function lies between."
+        "input has negative elements are ignored, because an activation function lies between. "
+        "Also reported: a dropout function that is called with a probability of at least 0.8 in "
+        "the first records."
     )
     source = (
         "Srivastava et al. (2014), who keep at least half of the elements. In PyTorch, the "
@@ -50,6 +54,29 @@ class HeavyDropout(SlotRule):
     needs = "outputs of Dropout modules and of the modules before them, with `graph: true`"
 
     _sources = NO_SLOTS
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about what dropout modules keep, or about the argument of a call."""
+        found = super().findings(scene)
+        calls = scene.told("dropout")
+        if found or not calls:
+            return found
+        fact = max(calls, key=lambda each: float(each["rate"]))
+        return [
+            self.finding(
+                scene,
+                place=Place(str(fact["where"])),
+                first_step=0,
+                message=f"{fact['where']} drops {float(fact['rate']):.0%} of the elements of a "
+                f"tensor of shape {fact['shape']}. The argument of dropout is the probability of "
+                "dropping an element.",
+                evidence={"rate": float(fact["rate"])},
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return the reason why the run could not be checked, or None."""
+        return None if scene.told("dropout") else super().missing(scene)
 
     def wants(self, table: SlotTable) -> Mask:
         """Return outputs of Dropout modules with a single input."""

@@ -27,6 +27,19 @@ class FutureParameters(RuleParameters):
     """Number of recorded tokens required."""
 
 
+def _convolutions(scene: Scene) -> str:
+    """Return a sentence about the convolutions over time of a model; empty if it has none."""
+    modules = scene.documents.get("modules") or []
+    found = [str(m["node"]) for m in modules if m.get("class") == "Conv1d"]
+    if not found:
+        return ""
+    listed = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+    return (
+        f" It has convolutions over the positions ({listed}): padding on both sides shows them "
+        "later positions; a causal convolution is padded on the left only."
+    )
+
+
 class FutureVisible(Rule):
     """Models that can see the next token, although they should predict it."""
 
@@ -64,7 +77,8 @@ class FutureVisible(Rule):
         if shape is None:
             return []
         length = shape[1]
-        for call in scene.attentions:
+        several = scene.next_tokens.several
+        for call in () if several else scene.attentions:
             weights, future = list(call.get("shape") or ()), call.get("future")
             if len(weights) < 3 or weights[-1] != length or not isinstance(future, float):
                 continue
@@ -95,12 +109,12 @@ class FutureVisible(Rule):
                         first_step=0,
                         message="The model predicts the next token, but can already see it: after "
                         "the training, its outputs at earlier positions changed when the input at "
-                        "a later position was replaced.",
+                        f"a later position was replaced.{_convolutions(scene)}",
                         certainty=0.95,
                         evidence={"change": seen["ahead"], "positions": length},
                     )
                 ]
-        for module in scene.documents.get("modules") or []:
+        for module in () if several else scene.documents.get("modules") or []:
             if (module.get("settings") or {}).get("bidirectional"):
                 return [
                     self.finding(

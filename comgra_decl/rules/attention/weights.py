@@ -19,9 +19,10 @@ class SoftmaxAxis(Rule):
     definition = (
         "The result of a softmax over one of the last two dimensions, both of the same size, "
         "enters a matrix product (matmul, bmm, `@` or einsum) that sums over the other of the two. "
-        "The weights in each sum then do not add up to 1. The rule checks neither weights of "
-        "other shapes, such as assignments of points to clusters, nor weights that are normalized "
-        "again."
+        "Or a softmax over the samples of a batch enters a product that sums over another "
+        "dimension. The weights in each sum then do not add up to 1. The rule checks neither "
+        "weights of other shapes, such as assignments of points to clusters, nor weights that are "
+        "normalized again."
     )
     source = (
         "Vaswani et al., Attention Is All You Need (2017), equation 1: the softmax returns the "
@@ -34,8 +35,10 @@ class SoftmaxAxis(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first such product."""
+        infos = scene.table.infos
+        batches = {i.shape[0] for i in infos if i.kind == "input" and i.batch_dim == 0 and i.shape}
         for fact in scene.told("weighs"):
-            if _is_wrong(fact):
+            if _is_wrong(fact) or _is_over_batch(fact, batches):
                 shape = [*fact["shape"]]
                 return [
                     self.finding(
@@ -63,6 +66,56 @@ def _is_wrong(fact: dict[str, Any]) -> bool:
     return square and dim in last and dim not in summed and len({*summed} & last) == 1
 
 
+def _is_over_batch(fact: dict[str, Any], batches: set[int]) -> bool:
+    """Return whether a softmax over the samples weighs something that each sample sums up."""
+    shape, summed = [*fact["shape"]], [*fact["summed"]]
+    return (
+        int(fact["dim"]) == 0
+        and 0 not in summed
+        and len(shape) > 1
+        and shape[0] in batches
+        and shape[0] != shape[1]
+    )
+
+
+class InvertedMask(Rule):
+    """Masks that hide the tokens and show the padding."""
+
+    name = "inverted_mask"
+    severity = "error"
+    certainty = 0.9
+    definition = (
+        "In the first records, a mask sets scores below -10000 (`masked_fill`, `where`, "
+        "`key_padding_mask`, `attn_mask`) exactly where the integer input of the model is not "
+        "padding. Padding is a token that ends several samples in runs of different lengths and "
+        "occurs nowhere else."
+    )
+    source = (
+        "PyTorch's documentation: True in a `key_padding_mask` and in `masked_fill` means hidden, "
+        "True in the mask of scaled_dot_product_attention means visible."
+    )
+    advice = "Invert the mask: scores.masked_fill(tokens == pad, -inf)."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such mask."""
+        for fact in scene.told("inverted mask"):
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(fact["where"])),
+                    first_step=0,
+                    message=f"The mask of shape {fact['shape']} in {fact['where']} is inverted: it "
+                    "hides all tokens from attention and shows only the padding.",
+                    evidence={"shape": str(fact["shape"])},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return calls_missing(scene)
+
+
 class IneffectiveMask(Rule):
     """Masks that hide nothing from a softmax, because they set scores to 0."""
 
@@ -80,6 +133,7 @@ class IneffectiveMask(Rule):
         "computes scores only for neighbours. exp(0) is 1, so a score of 0 is an average score. "
         "Our own definition."
     )
+    explained_by = ("inverted_mask",)
     advice = (
         "Fill masked scores with -inf (or the smallest number of the dtype) before the softmax."
     )

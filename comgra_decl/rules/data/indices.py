@@ -118,6 +118,45 @@ def _columns(info: SlotInfo) -> float:
     return float(prod(info.shape[1:])) if info.shape else 0.0
 
 
+class OwnMessages(Rule):
+    """Messages that nodes of a graph receive only from themselves."""
+
+    name = "own_messages"
+    certainty = 0.8
+    definition = (
+        "In the first records, rows with a gradient are gathered by an index, and `index_add`, "
+        "`scatter_add` or a similar function sums as many rows by the same index. No rows are "
+        "gathered by another index of this length, so the sum of each node contains only its own "
+        "row."
+    )
+    source = (
+        "Gilmer et al., Neural Message Passing for Quantum Chemistry (2017): the message of an "
+        "edge is computed from its source and added to its target. Our own definition."
+    )
+    advice = "Gather by the sources and add to the targets: out.index_add_(0, dst, h[src])."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such sum."""
+        for fact in scene.told("own messages"):
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(fact["where"])),
+                    first_step=0,
+                    message=f"{fact['where']} adds {fact['rows']} messages to the nodes from which "
+                    "they were gathered: both use the same index, so no information passes "
+                    "between nodes.",
+                    evidence={"rows": int(fact["rows"])},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        known = scene.told("pooled")
+        return None if known else "no rows are added by an index in the first records"
+
+
 class UnsortedPooling(Rule):
     """Nodes that are pooled into graphs by an index that is not sorted."""
 

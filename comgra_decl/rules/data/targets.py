@@ -219,7 +219,9 @@ class ClassImbalance(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first target whose classes are not balanced."""
-        for slot, known in scene.classes.by_slot.items():
+        tokens = {goal for _, goal in scene.next_tokens.tokens}  # words are never balanced
+        for slot, counts in scene.classes.by_slot.items():
+            known = {c: n for c, n in counts.items() if c >= 0 and slot not in tokens}
             total = sum(known.values())
             if total < self._needed(scene) or len(known) < 2:
                 continue

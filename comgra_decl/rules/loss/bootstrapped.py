@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from comgra_decl.rules.api import (
     ELEMENTWISE,
     Finding,
     Place,
     Rule,
     Scene,
+    SlotInfo,
     Window,
     loss_missing,
     place_of,
@@ -171,6 +174,41 @@ class UnmaskedTarget(Rule):
         return "no target adds a discounted value to data in the first records"
 
 
+class IndexAsValue(Rule):
+    """Targets that contain the index of the best action instead of its value."""
+
+    name = "index_as_value"
+    severity = "error"
+    certainty = 0.85
+    definition = (
+        "A bootstrapped target (see `unmasked_target`) discounts integers that a model computed, "
+        "such as the second result of `max`."
+    )
+    source = "PyTorch's documentation of torch.max: it returns values and indices."
+    advice = "Use the values: q(next_states).max(1).values, which is the same as max(1)[0]."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such target."""
+        for fact in _targets(scene):
+            if fact.get("index"):
+                return [
+                    self.finding(
+                        scene,
+                        first_step=0,
+                        message=f"{fact['where']} adds discounted integers to the rewards: the "
+                        "index of the best action (argmax) instead of its value.",
+                        evidence={"discount": float(fact["factor"])},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        if _targets(scene):
+            return None
+        return "no target adds a discounted value to data in the first records"
+
+
 class ShortHorizon(Rule):
     """Discounts under which future rewards hardly count."""
 
@@ -251,8 +289,8 @@ class SameStates(Rule):
     certainty = 0.7
     definition = (
         "A target adds a discounted value to data. In at least three records, the samples that a "
-        "model receives with gradients are the same as those of every call of this shape without "
-        "gradients, so the value of the next state is that of the state itself."
+        "model receives with gradients are the same as those of every call without gradients that "
+        "receives as many samples, so the value of the next state is that of the state itself."
     )
     source = "A bootstrapped target contains the value of the next state. Our own definition."
     advice = (
@@ -273,7 +311,9 @@ class SameStates(Rule):
         for row in read_rows(window).tolist() if trained and others else ():
             for info in trained[:1]:
                 mine = values_of(window, row, info.id)
-                theirs = [values_of(window, row, i.id) for i in others if i.shape == info.shape]
+                size = _samples(window, row, info)
+                alike = (i for i in others if _samples(window, row, i) == size)
+                theirs = [values_of(window, row, i.id) for i in alike]
                 known = [each for each in theirs if each is not None]
                 if mine is None or not known or (mine == mine[:1]).all():
                     continue
@@ -305,6 +345,11 @@ class SameStates(Rule):
             return "no target adds a discounted value to data in the first records"
         known = self._same + self._different
         return None if known else "no samples of inputs with and without gradients are recorded"
+
+
+def _samples(window: Window, row: int, info: SlotInfo) -> int:
+    """Return the number of samples of a tensor in a record; models also act on smaller batches."""
+    return int(window.samples(np.array([info.id]))[row, 0])
 
 
 class ActorSign(Rule):

@@ -93,7 +93,6 @@ class NoBetterThanGuessing(CurveRule):
         "single_class",
         "vanishing_gradient",
         "small_update",
-        "dead_units",
         "loss_diverges",
         "probabilities_as_logits",
         "shrinking_weight",

@@ -103,6 +103,44 @@ class PolicySign(Rule):
         return _policies_missing(scene)
 
 
+class FreshActions(Rule):
+    """Log-probabilities of actions that were never executed."""
+
+    name = "fresh_actions"
+    certainty = 0.75
+    definition = (
+        "In the first records, a step with a policy gradient samples actions (`multinomial`, as "
+        "torch.distributions.Categorical does) and uses them only to select log-probabilities "
+        "with a gradient. Nothing else receives them, so the environment cannot have executed "
+        "them."
+    )
+    source = (
+        "Williams (1992): the gradient contains the log-probability of the action that led to the "
+        "return. Our own definition."
+    )
+    advice = "Pass the stored actions: dist.log_prob(actions), not dist.log_prob(dist.sample())."
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such sample."""
+        for fact in scene.told("fresh choices"):
+            if scene.terms("policy"):
+                return [
+                    self.finding(
+                        scene,
+                        first_step=0,
+                        message=f"{fact['where']} samples actions of shape {fact['shape']} that "
+                        "are used only for log-probabilities: the returns belong to other actions "
+                        "that were executed.",
+                        evidence={"shape": str(fact["shape"])},
+                    )
+                ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return _policies_missing(scene)
+
+
 class AttachedAdvantage(Rule):
     """Advantages that carry a gradient into the value estimates."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from comgra_decl.rules.api import (
+    Bools,
     Count,
     First,
     Mask,
@@ -36,8 +37,8 @@ class FrozenMoves(SlotRule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "A parameter has requires_grad=False, belongs to an optimizer and received no gradient "
-        "in the last record. Nevertheless, for `patience` records in a row, its l2 norm changes "
+        "A parameter has requires_grad=False and belongs to an optimizer. Nevertheless, for "
+        "`patience` records in a row, in which it received no gradient, its l2 norm changes "
         f"by more than {_CHANGE:g} relative to the previous record. Parameters that belong to no "
         "optimizer are ignored, because the program updates them itself (moving averages of "
         "weights, target networks). Weights that began as copies of trained ones are ignored for "
@@ -59,6 +60,7 @@ class FrozenMoves(SlotRule):
 
     _before = per_run(Previous)
     _start = per_run(First)
+    _trained = per_run(Previous)  # 1 where a parameter had a gradient
 
     def wants(self, table: SlotTable) -> Mask:
         """Return the parameters."""
@@ -70,7 +72,16 @@ class FrozenMoves(SlotRule):
         self._start.look(at, norm)
         before = self._before.look(at, norm)
         change = np.abs(norm - before) / np.maximum(np.abs(before), 1e-12)
-        return change > _CHANGE, change
+        trained = self._have_gradients(window, at)
+        before_trained = np.nan_to_num(self._trained.look(at, trained.astype(np.float64)))
+        return (change > _CHANGE) & ~trained & (before_trained == 0), change
+
+    def _have_gradients(self, window: Window, at: Slots) -> Bools:
+        """Return which parameters receive a gradient in each record, [records, slots]."""
+        by_key = window.table.by_key
+        infos = [window.table.infos[slot] for slot in at.tolist()]
+        gradients = np.array([by_key.get(i.key._replace(pass_="grad"), -1) for i in infos])
+        return np.asarray(window.present[:, gradients] & (gradients >= 0))
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Keep only frozen parameters."""

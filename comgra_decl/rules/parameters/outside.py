@@ -48,6 +48,45 @@ class UnregisteredParameter(Rule):
         return loss_missing(scene)
 
 
+class UselessBackward(Rule):
+    """Losses whose gradients reach no parameter of any optimizer."""
+
+    name = "useless_backward"
+    certainty = 0.8
+    definition = (
+        "`backward` is called on a loss in the first records, but no optimizer that has stepped "
+        "holds any of the parameters that receive its gradients."
+    )
+    source = (
+        "PyTorch's documentation of torch.optim: an optimizer updates the tensors it was given."
+    )
+    advice = (
+        "Pass the parameters of the model that this loss trains to its optimizer, for example "
+        "torch.optim.Adam(critic.parameters())."
+    )
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first such loss."""
+        for fact in scene.told("trains nothing"):
+            count = int(fact["count"])
+            shapes = ", ".join(str(list(shape)) for shape in fact["shapes"])
+            more = ", ..." if count > len(fact["shapes"]) else ""
+            return [
+                self.finding(
+                    scene,
+                    first_step=0,
+                    message=f"A loss sends gradients to {count} parameters (of shape {shapes}"
+                    f"{more}), but no optimizer holds any of them, so this loss trains nothing.",
+                    evidence={"parameters": count},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return loss_missing(scene)
+
+
 class RecreatedParameter(Rule):
     """Layers that are created anew in every step."""
 

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from comgra_decl.rules.api import Finding, Place, Rule, Scene, SlotInfo, Window
-
-_SEQUENCES = ("LSTM", "GRU", "RNN", "MultiheadAttention")
-"""torch classes whose sequences have the shape [time, batch, ...] unless `batch_first` is set.
-"""
+from comgra_decl.rules.api import SEQUENCES, Finding, Place, Rule, Scene, SlotInfo, Window
 
 _TOKENS = 40
 """Number of recorded tokens from which it is clear which dimension is time."""
@@ -57,7 +53,7 @@ class BatchAsTime(Rule):
     def _modules(self, scene: Scene, samples: int) -> Iterator[Finding]:
         for module in scene.documents.get("modules") or []:
             settings = module.get("settings") or {}
-            if module.get("class") not in _SEQUENCES or settings.get("batch_first") is not False:
+            if module.get("class") not in SEQUENCES or settings.get("batch_first") is not False:
                 continue
             node = str(module["node"])
             layer = node.rpartition(".")[0]  # a layer of an encoder calls its attention inside
@@ -112,7 +108,8 @@ class BatchAsTime(Rule):
 
 def _samples(scene: Scene) -> int | None:
     """Return the size of the first batch, if it is known to be the first dimension."""
-    tokens = scene.next_tokens.shape(scene.table, least=_TOKENS)
+    several = scene.next_tokens.several
+    tokens = None if several else scene.next_tokens.shape(scene.table, least=_TOKENS)
     if tokens is not None:
         return tokens[0]
     first = min(scene.calls.items(), key=lambda item: item[1].first, default=None)

@@ -19,7 +19,9 @@ class SilentBroadcasting(Rule):
         "An element-wise loss (`mse_loss`, `l1_loss`, `smooth_l1_loss`, `huber_loss` or a "
         "subtraction) receives a prediction and a target with different numbers of dimensions, "
         "such as [64, 1] and [64]. The two are broadcast to more elements than either of them "
-        "has, so that every prediction is compared with every target. The rule checks the shapes "
+        "has, so that every prediction is compared with every target. Also reported: a loss "
+        "function whose prediction has the shape [n, 1] and whose target has more columns. The "
+        "rule checks the shapes "
         "passed to the function. In a subtraction, the longer shape must end in 1, or have a 1 "
         "next to the batch dimension and at least two more dimensions. Other shapes are ignored, "
         "because they are common in the computation of distances."
@@ -60,8 +62,11 @@ class SilentBroadcasting(Rule):
 
 def _misfit(call: LossCall) -> bool:
     a, b = call.prediction.shape, call.target.shape
-    if call.function not in ELEMENTWISE or len(a) == len(b) or not a or not b:
+    if call.function not in ELEMENTWISE or a == b or not a or not b:
         return False
+    if len(a) == len(b):  # a target that was itself broadcast; a difference may be meant so
+        named = not call.function.endswith(("sub", "sub__"))
+        return named and len(a) > 1 and a[1:] == (1,) * (len(a) - 1) and prod(b) > prod(a)
     try:
         result = np.broadcast_shapes(a, b)
     except ValueError:
@@ -82,7 +87,7 @@ def _advice(call: LossCall) -> str:
     longer, name = (a, "prediction") if len(a) > len(b) else (b, "target")
     shorter = "target" if name == "prediction" else "prediction"
     ones = [dim for dim, size in enumerate(longer) if size == 1]
-    if not ones:
+    if not ones or len(a) == len(b):
         return "Pass tensors of the same shape to the loss."
     dim = -1 if longer[-1] == 1 else ones[0]
     return (

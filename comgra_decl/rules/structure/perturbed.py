@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from comgra_decl.rules.api import (
     PERTURBATIONS,
     RECTIFIERS,
+    SEQUENCES,
     Field,
     Finding,
     Place,
@@ -94,12 +95,33 @@ class SamplesMixed(ExperimentRule):
                     first_step=0,
                     message=f"The outputs of {found['model']} for one sample change by "
                     f"{change:.2g} standard deviations when the other samples in the batch are "
-                    "replaced, although the model is in evaluation mode.",
+                    f"replaced, although the model is in evaluation mode.{_suspects(scene)}",
                     evidence={"change": change, "batch": batch},
                     **({"severity": "hint"} if change < _SLIGHT else {}),
                 )
             ]
         return []
+
+
+def _suspects(scene: Scene) -> str:
+    """Return a sentence about modules and calls that may mix the samples; empty if unknown."""
+    infos = scene.table.infos
+    batches = {i.shape[0] for i in infos if i.kind == "input" and i.batch_dim == 0 and i.shape}
+    for module in scene.documents.get("modules") or []:
+        if module.get("class") not in SEQUENCES:
+            continue
+        if (module.get("settings") or {}).get("batch_first") is not False:
+            continue
+        shapes = [i.shape for i in infos if i.key.node == module["node"] and len(i.shape) == 3]
+        if any(shape[0] in batches and shape[0] != shape[1] for shape in shapes):
+            return (
+                f" {module['node']} ({module['class']}) lacks batch_first=True, but receives the "
+                "batch in the first dimension, so it treats the samples as time steps."
+            )
+    for fact in scene.told("weighs"):
+        if int(fact["dim"]) == 0 and fact["shape"][0] in batches:
+            return f" The softmax before {fact['where']} runs over the samples (dimension 0)."
+    return ""
 
 
 class IgnoredInput(ExperimentRule):

@@ -64,7 +64,13 @@ class OneAnswer(SlotRule):
         "Check the class frequencies, the bias of the last layer, the learning rate and the "
         "labels. Also check whether the predictions differ between samples (`input_independence`)."
     )
-    explained_by = ("nonfinite", "input_independence", "single_class", "detached")
+    explained_by = (
+        "nonfinite",
+        "input_independence",
+        "single_class",
+        "detached",
+        "inverted_weights",
+    )
     Parameters = OneAnswerParameters
     of_state = True
     statistics = ("mean",)
