@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
@@ -611,3 +612,268 @@ def test_a_posterior_that_is_never_sampled(sampled: bool, tmp_path: Path) -> Non
             return self.decoder(z), mean, log_variance
 
     assert ("deterministic_posterior" in names(tmp_path, bound, Autoencoder())) is not sampled
+
+
+# -- masks, graphs and sequences -------------------------------------------------------------------
+
+
+class Reader(nn.Module):
+    """Attention over padded tokens; `how` says where the mask goes, and whether it is inverted."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.words, self.head, self.how = nn.Embedding(9, 16, padding_idx=0), nn.Linear(16, 2), how
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x, hidden = self.words(tokens), tokens == 0
+        if "inverted" in self.how:
+            hidden = ~hidden
+        if "module" in self.how:
+            y = self.attention(x, x, x, key_padding_mask=hidden)[0]
+        elif "fused" in self.how:
+            y = F.scaled_dot_product_attention(x, x, x, attn_mask=~hidden[:, None, :])
+        else:
+            scores = (x @ x.transpose(1, 2) / 4).masked_fill(hidden[:, None], -1e9)
+            y = scores.softmax(-1) @ x
+        out: Tensor = self.head(y.nan_to_num().mean(1))
+        return out
+
+
+def padded(model: nn.Module) -> Tensor:
+    tokens = torch.randint(1, 9, (16, 8))
+    lengths = torch.randint(3, 9, (16, 1))
+    tokens = tokens.masked_fill(torch.arange(8) >= lengths, 0)
+    return F.cross_entropy(model(tokens), (tokens[:, 0] > 4).long())
+
+
+@pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.parametrize("how", ["by hand", "module", "fused"])
+def test_masks_that_hide_the_tokens(how: str, inverted: bool, tmp_path: Path) -> None:
+    reader = Reader(f"inverted {how}" if inverted else how)
+    assert ("inverted_mask" in names(tmp_path, padded, reader)) is inverted
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_messages_from_the_node_itself(own: bool, tmp_path: Path) -> None:
+    source, sink = torch.randint(0, 40, (2, 200))
+
+    class Messages(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.inner(x)
+            sums = torch.zeros(40, 8).index_add(0, sink, h[sink if own else source])
+            out: Tensor = self.outer(sums)
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(40, 4)
+        return F.mse_loss(model(x), x.sum(1, keepdim=True))
+
+    assert ("own_messages" in names(tmp_path, loss, Messages())) is own
+
+
+def sliced(model: nn.Module, *, shift: int) -> Tensor:
+    """Cut inputs and targets from one tensor, too large to be stored without samples."""
+    text = torch.randint(0, 7, (96, 21))
+    logits = model(text[:, :-1])
+    return F.cross_entropy(logits.reshape(-1, 7), text[:, shift : 20 + shift].reshape(-1))
+
+
+@pytest.mark.parametrize(("shift", "wrong"), [(1, False), (0, True)])
+def test_targets_cut_from_the_tensor_of_the_inputs(shift: int, wrong: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    findings = found(tmp_path, lambda: fit(Speaker(), partial(sliced, shift=shift), steps=6))
+    assert ("target_among_inputs" in findings) is wrong
+
+
+class Translator(nn.Module):
+    """A recurrent encoder and decoder; the decoder may see the token it should predict."""
+
+    def __init__(self, *, ahead: int = 0, batch_first: bool = True) -> None:
+        super().__init__()
+        self.words, self.head, self.ahead = nn.Embedding(9, 16), nn.Linear(16, 9), ahead
+        self.encoder = nn.GRU(16, 16, batch_first=batch_first)
+        self.cell = nn.GRUCell(16, 16)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        h = self.encoder(self.words(source))[0].mean(1)
+        out = []
+        for t in range(target.shape[1] - 1):
+            h = self.cell(self.words(target[:, t + self.ahead]), h)
+            out.append(self.head(h))
+        return torch.stack(out, 1)
+
+
+def translating(model: nn.Module) -> Tensor:
+    source = torch.randint(1, 9, (16, 6))
+    target = torch.cat([torch.zeros(16, 1, dtype=torch.long), source.flip(1)], 1)
+    return F.cross_entropy(model(source, target).flatten(0, 1), target[:, 1:].reshape(-1))
+
+
+@pytest.mark.parametrize(("ahead", "wrong"), [(0, False), (1, True)])
+def test_decoders_that_see_the_next_token(ahead: int, wrong: bool, tmp_path: Path) -> None:
+    def training() -> None:
+        fit(Translator(ahead=ahead), translating, steps=8)
+
+    assert ("future_visible" in found(tmp_path, training, perturbations=True)) is wrong
+
+
+def test_mixed_samples_name_the_module_that_mixes_them(tmp_path: Path) -> None:
+    def training() -> None:
+        fit(Translator(batch_first=False), translating, steps=8)
+
+    finding = found(tmp_path, training, perturbations=True)["samples_mixed"]
+    assert "encoder (GRU) lacks batch_first=True" in finding.message
+
+
+@pytest.mark.parametrize(("dim", "wrong"), [(1, False), (0, True)])
+def test_weights_that_are_normalized_over_the_samples(
+    dim: int, wrong: bool, tmp_path: Path
+) -> None:
+    class Pooling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.score, self.head = nn.Linear(5, 1), nn.Linear(5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weights = self.score(x)[..., 0].softmax(dim)
+            out: Tensor = self.head(torch.einsum("bt,bth->bh", weights, x))
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 6, 5)
+        return F.mse_loss(model(x), x.sum((1, 2))[:, None])
+
+    assert ("softmax_axis" in names(tmp_path, loss, Pooling())) is wrong
+
+
+# -- what else strangers wrote ---------------------------------------------------------------------
+
+
+def index_of_the_best(values: Tensor, done: Tensor) -> Tensor:
+    return 0.9 * (1 - done) * values.argmax(1)
+
+
+def value_of_the_best(values: Tensor, done: Tensor) -> Tensor:
+    return 0.9 * (1 - done) * values.max(1).values
+
+
+@pytest.mark.parametrize("choice", [index_of_the_best, value_of_the_best])
+def test_targets_with_the_index_of_the_best_action(choice: Discount, tmp_path: Path) -> None:
+    model, target = mlp(4, 3), mlp(4, 3).requires_grad_(False)
+
+    def loss(model: nn.Module) -> Tensor:
+        x, after, reward = torch.randn(N, 4), torch.randn(N, 4), torch.randn(N)
+        with torch.no_grad():
+            goal = reward + choice(target(after), (torch.rand(N) < 0.2).float())
+        return F.mse_loss(model(x)[:, 0], goal)
+
+    assert ("index_as_value" in names(tmp_path, loss, model)) is (choice is index_of_the_best)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("used", ["stored", "executed"])
+def test_log_probabilities_of_other_actions(fresh: bool, used: str, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        policy = torch.distributions.Categorical(logits=model(torch.randn(N, 4))[0])
+        actions = policy.sample() if fresh or used == "executed" else torch.randint(0, 3, (N,))
+        if used == "executed":  # by an environment
+            assert int(actions.numpy().max()) < 3
+        return -(policy.log_prob(actions) * torch.randn(N)).mean()
+
+    wrong = fresh and used == "stored"
+    assert ("fresh_actions" in names(tmp_path, loss, ActorCritic())) is wrong
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_a_loss_whose_parameters_no_optimizer_holds(right: bool, tmp_path: Path) -> None:
+    actor, critic = mlp(4, 1), mlp(5, 1)
+
+    def training() -> None:
+        of_critic = torch.optim.Adam((critic if right else actor).parameters(), 0.01)
+        of_actor = torch.optim.Adam(actor.parameters(), 0.01)
+        for _ in range(5):
+            x, y = torch.randn(N, 4), torch.randn(N, 1)
+            of_critic.zero_grad()
+            F.mse_loss(critic(torch.cat([x, torch.rand(N, 1)], 1)), y).backward()
+            of_critic.step()
+            of_actor.zero_grad()
+            (-critic(torch.cat([x, actor(x)], 1)).mean()).backward()
+            of_actor.step()
+
+    assert ("useless_backward" in found(tmp_path, training)) is not right
+
+
+@pytest.mark.parametrize(("weight", "sampled"), [(1 / N, True), (1.0, True), (1 / N, False)])
+def test_divergences_of_distributions(weight: float, sampled: bool, tmp_path: Path) -> None:
+    class Posterior(VAE):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            mean, scale = self.encoder(x).chunk(2, -1)
+            normal = torch.distributions.Normal(mean, F.softplus(scale) + 1e-3)
+            prior = torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean))
+            divergence = torch.distributions.kl_divergence(normal, prior).sum()
+            return self.decoder(normal.rsample() if sampled else normal.mean), divergence
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 40)
+        out, divergence = model(x)
+        reconstruction = F.mse_loss(out, x, reduction="sum") / N if weight < 1 else None
+        if reconstruction is None:
+            return F.mse_loss(out, x) + divergence
+        return reconstruction + weight * divergence
+
+    found_ = names(tmp_path, loss, Posterior())
+    assert ("divergence_weight" in found_) is (weight == 1)
+    assert ("deterministic_posterior" in found_) is not sampled
+
+
+@pytest.mark.parametrize(("rate", "wrong"), [(0.95, True), (0.3, False)])
+def test_dropout_functions_that_drop_nearly_everything(
+    rate: float, wrong: bool, tmp_path: Path
+) -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.layer(F.dropout(x, rate, self.training))
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        return F.mse_loss(model(x), x.sum(1, keepdim=True))
+
+    assert ("heavy_dropout" in names(tmp_path, loss, Dropping())) is wrong
+
+
+@pytest.mark.parametrize("columns", [1, N])
+def test_targets_that_were_broadcast_before_the_loss(columns: int, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        y = (x.sum(1, keepdim=True) + torch.randn(columns)).detach()
+        return F.mse_loss(model(x), y)
+
+    wrong = columns > 1
+    with pytest.warns(UserWarning, match="target size") if wrong else nullcontext():
+        assert ("silent_broadcasting" in names(tmp_path, loss, mlp(4, 1))) is wrong
+
+
+def test_a_layer_that_is_frozen_late_may_have_moved_before(tmp_path: Path) -> None:
+    model = mlp(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        return F.mse_loss(model(x), x.sum(1, keepdim=True))
+
+    def training() -> None:
+        fit(model, loss, steps=8, optimizer=optimizer)
+        model[0].requires_grad_(False)
+        fit(model, loss, steps=8, optimizer=optimizer)
+
+    assert "frozen_parameter_moves" not in found(tmp_path, training)

@@ -313,21 +313,17 @@ class _Perturbed:
         )
 
     def _sequence(self) -> tuple[str, torch.Tensor] | None:
-        """Return the only argument [samples, positions, ...] with as many positions as outputs."""
+        """Return the last argument [samples, positions, ...] with as many positions as outputs."""
         if self._before.dim() < 3 or self._before.shape[0] != self._size:
             return None
         length = self._before.shape[1]
-        found = [
-            (path, t)
-            for path, t in self._given.items()
-            if t.dim() in (2, 3) and t.shape[1] == length and t.dtype != torch.bool
-        ]
-        if not found:  # a decoder may leave out the output for the last token
-            found = [
-                (path, t)
-                for path, t in self._given.items()
-                if t.dim() == 2 and t.shape[1] == length + 1 and not t.is_floating_point()
-            ]
+        found = []
+        for path, t in self._given.items():
+            # a decoder may leave out the output for the last token
+            longer = t.dim() == 2 and t.shape[1] == length + 1 and not t.is_floating_point()
+            alike = t.dim() in (2, 3) and t.shape[1] == length
+            if t.dtype != torch.bool and (alike or longer):
+                found.append((path, t))
         wide = [each for each in found if each[1].dim() == 3 or not each[1].is_floating_point()]
         # of several sequences, such as those of an encoder and a decoder, the last one is decoded
         return wide[-1] if wide and length > 3 else None

@@ -27,6 +27,12 @@ class FutureParameters(RuleParameters):
     """Number of recorded tokens required."""
 
 
+_OF_A_DECODER = (
+    "Feed the decoder the tokens before those it predicts: inputs y[:, :-1], targets y[:, 1:]. Pass "
+    "a causal mask if it has attention."
+)
+
+
 def _convolutions(scene: Scene) -> str:
     """Return a sentence about the convolutions over time of a model; empty if it has none."""
     modules = scene.documents.get("modules") or []
@@ -111,6 +117,7 @@ class FutureVisible(Rule):
                         "the training, its outputs at earlier positions changed when the input at "
                         f"a later position was replaced.{_convolutions(scene)}",
                         certainty=0.95,
+                        **({"advice": _OF_A_DECODER} if several else {}),
                         evidence={"change": seen["ahead"], "positions": length},
                     )
                 ]

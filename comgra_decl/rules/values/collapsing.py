@@ -86,6 +86,9 @@ class CollapsingOutput(SlotRule):
         "exploding_gradient",
         "saturated",
         "dead_units",
+        "divergence_weight",
+        "variance_as_scale",
+        "deterministic_posterior",
     )
     explained_by_earlier = ("shrinking_weight",)
     Parameters = CollapsingParameters
