@@ -136,9 +136,9 @@ class StepCapture:
 
     def note_mode(self, model: str, called: nn.Module, *, of_model: bool) -> None:
         """Store whether a model is in training mode when it is called."""
-        if not of_model or not self.followed:
+        if not of_model:
             return
-        if not self.aside:
+        if self.followed and not self.aside:
             self.modes[model] = self.modes.get(model, False) or in_training(called)
         elif in_training(called) and model not in self.facts[TRAINING_WITHOUT_GRADIENT]:
             self.facts[TRAINING_WITHOUT_GRADIENT].append(model)

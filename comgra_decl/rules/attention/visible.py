@@ -28,8 +28,8 @@ class FutureParameters(RuleParameters):
 
 
 _OF_A_DECODER = (
-    "Feed the decoder the tokens before those it predicts: inputs y[:, :-1], targets y[:, 1:]. Pass "
-    "a causal mask if it has attention."
+    "Feed the decoder the tokens before those it predicts: inputs y[:, :-1], targets y[:, 1:]. "
+    "Pass a causal mask if it has attention."
 )
 
 

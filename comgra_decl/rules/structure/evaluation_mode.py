@@ -133,12 +133,18 @@ class EvaluationInTrainingMode(Rule):
     definition = (
         "A trained model that contains modules which behave differently in evaluation mode "
         "(BatchNorm, Dropout) is called without gradients in training mode in at least one "
-        "record, and the run contains at most one evaluation, at its end."
+        "record, in a step or after the last one, and never in evaluation mode."
     )
     source = "Our own definition; the usual cause is a missing call to model.eval()."
     advice = "Call model.eval() before an evaluation, and model.train() after it."
 
     _first: dict[str, int] = per_run(dict)
+    _proper = False  # whether there is an evaluation in evaluation mode
+
+    def look_at_evaluation(self, window: Window) -> None:
+        """Store the models that are evaluated in training mode."""
+        self._proper |= any(not f.get(TRAINING_WITHOUT_GRADIENT) for f in window.facts)
+        self.look(window)
 
     def look(self, window: Window) -> None:
         """Store the models that are called without gradients in training mode."""
@@ -148,7 +154,7 @@ class EvaluationInTrainingMode(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first such model."""
-        if scene.evaluations > 1:  # calls after the last step are an evaluation in any mode
+        if self._proper:
             return []
         for node, step in self._first.items():
             different = _different(scene, node)
