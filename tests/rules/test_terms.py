@@ -877,3 +877,14 @@ def test_a_layer_that_is_frozen_late_may_have_moved_before(tmp_path: Path) -> No
         fit(model, loss, steps=8, optimizer=optimizer)
 
     assert "frozen_parameter_moves" not in found(tmp_path, training)
+
+
+def test_weighted_samples_beside_an_entropy_are_no_policy(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        logits, values = model(torch.randn(N, 4))
+        weighted = F.cross_entropy(logits, torch.randint(0, 3, (N,)), reduction="none")
+        entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).mean()
+        return (torch.rand(N) * weighted).mean() + 0.5 * entropy + values.square().mean()
+
+    found_ = names(tmp_path, loss, ActorCritic())
+    assert not found_ & {"policy_sign", "entropy_weight", "fresh_actions"}

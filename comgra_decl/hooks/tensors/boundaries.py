@@ -189,7 +189,7 @@ class Ends:
         self.targets.rest()
         self._leaves.hold(optimizer)
         if self._looks <= 0 and not self._leaves.over:
-            for count, shapes in self._leaves.untrained()[:1]:
+            for count, shapes in self._leaves.untrained(holds)[:1]:
                 fact = {"kind": "trains nothing", "count": count, "shapes": shapes}
                 capture.facts[TELLING].append(fact)
         if self._looks <= 0 and not self._leaves.over and (outside := self._leaves.outside(holds)):
@@ -245,7 +245,7 @@ class Leaves:
 
     def __init__(self) -> None:
         self._seen: dict[int, _Leaf] = {}  # by id
-        self._losses: list[tuple[set[int], list[list[int]]]] = []  # parameters behind each loss
+        self._losses: list[list[weakref.ref[torch.Tensor]]] = []  # parameters behind each loss
         self._gone: list[tuple[list[int], int]] = []  # shapes and records of former parameters
         self._others: set[int] = set()  # inputs, and what optimizers hold
         self.over = False
@@ -274,22 +274,31 @@ class Leaves:
                     known = self._seen[id(tensor)] = _Leaf(weakref.ref(tensor), _part_of(tensor))
                     known.shape = [*tensor.shape] if isinstance(tensor, nn.Parameter) else None
                 known.records.add(record)
-            own = [t for t in leaves if isinstance(t, nn.Parameter)]
+            own: list[weakref.ref[torch.Tensor]] = [
+                weakref.ref(t) for t in leaves if isinstance(t, nn.Parameter)
+            ]
             if own and not self.over:
-                self._losses.append(({id(t) for t in own}, [[*t.shape] for t in own[:3]]))
+                self._losses.append(own)
 
     def _replace(self, leaf: _Leaf | None) -> None:
         """Store a leaf of whose id another tensor makes use."""
         if leaf is not None and leaf.shape is not None:
             self._gone.append((leaf.shape, max(leaf.records)))
 
-    def untrained(self) -> list[tuple[int, list[list[int]]]]:
+    def untrained(self, holds: Callable[[torch.Tensor], bool]) -> list[tuple[int, list[list[int]]]]:
         """Return the losses none of whose parameters any optimizer holds: number and shapes.
 
+        A model must hold them all: the parameters of sharded models are replaced while they run.
         To be called before `outside`, which ends the search.
         """
         losses, self._losses = self._losses, []
-        return [(len(ids), shapes) for ids, shapes in losses if not ids & self._others]
+        found = []
+        for references in losses:
+            tensors = [t for reference in references if (t := reference()) is not None]
+            trained = any(id(tensor) in self._others for tensor in tensors)
+            if not trained and len(tensors) == len(references) and all(map(holds, tensors)):
+                found.append((len(tensors), [[*tensor.shape] for tensor in tensors[:3]]))
+        return found
 
     def recreated(self) -> list[list[int]]:
         """Return the shapes of parameters that existed in the first record only.

@@ -11,10 +11,20 @@ from comgra_decl.rules.api import Finding, Fraction, Positive, Rule, RuleParamet
 _PAIRED = 8  # elements of a factor that are compared with a residual
 
 
+def _policies(scene: Scene) -> list[dict[str, Any]]:
+    """Return the policy terms, without classifications whose samples have weights."""
+    chooses = any(call.chooses for call in scene.calls)
+    return [
+        term
+        for term in scene.terms("policy")
+        if chooses or term["ratio"] or min(term["factor"]) < 0 < max(term["factor"])
+    ]
+
+
 def _policies_missing(scene: Scene) -> str | None:
     if not scene.objectives:
         return "the structure of the loss is not known"
-    return None if any(scene.terms("policy")) else "no loss contains a policy gradient"
+    return None if _policies(scene) else "no loss contains a policy gradient"
 
 
 def _agreement(scene: Scene, term: dict[str, Any]) -> float | None:
@@ -64,7 +74,7 @@ class PolicySign(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first policy term with the wrong sign."""
-        for term in scene.terms("policy"):
+        for term in _policies(scene):
             sign, agreement = int(term["sign"]), _agreement(scene, term)
             wrong, sure = False, agreement is not None
             if agreement is not None:
@@ -123,7 +133,7 @@ class FreshActions(Rule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first such sample."""
         for fact in scene.told("fresh choices"):
-            if scene.terms("policy"):
+            if _policies(scene):
                 return [
                     self.finding(
                         scene,
@@ -249,7 +259,7 @@ class EntropyWeight(Rule):
         """Return a finding about the first such entropy."""
         sizes = [
             float(term["weight"]) * max(np.std(term["factor"]), 0.1 * np.abs(term["factor"]).mean())
-            for term in scene.terms("policy")
+            for term in _policies(scene)
             if np.isfinite(term["weight"])
         ]
         if not sizes:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from comgra_decl.rules.api import Finding, Place, Rule, Scene, calls_missing, loss_missing
 
-_SURE = 0.99  # share of clamped elements that is a warning
-
 
 class UnusedResult(Rule):
     """Activations, masks or normalizations whose result is not used."""
@@ -94,7 +92,7 @@ class ClampedValues(Rule):
     certainty = 0.6
     definition = (
         "In the first records, `clamp` or `hardtanh` sets at least 90% of the elements of a tensor "
-        f"with a gradient to a limit. From {_SURE:.0%} on, the finding is a warning."
+        "with a gradient to a limit."
     )
     source = "The derivative of a clamp is zero outside its limits. Our own limit."
     advice = (
@@ -117,7 +115,6 @@ class ClampedValues(Rule):
                 message=f"{fact['where']} clamps {share:.0%} of the values of a tensor of shape "
                 f"{fact['shape']} to {limits}. No gradient flows through these elements.",
                 evidence={"share": share},
-                **({"severity": "warning"} if share >= _SURE else {}),
             )
         ]
 
