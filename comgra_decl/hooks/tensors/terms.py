@@ -8,7 +8,7 @@ mistakes that no tensor's magnitude reveals.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite, nan, prod
 from typing import Any
 
@@ -52,8 +52,8 @@ def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
         - "policy": a sum of log-probabilities of chosen actions (or of ratios of probabilities)
           times a "factor" without a gradient. "sign" is 1 if the loss grows with them, "weight" its
           size, "form" is "categorical", "gaussian" or "bernoulli", "ratio" is whether the
-          probabilities are divided by others, "elements" their number. "factor" holds the first
-          256 elements.
+          probabilities are divided by others, "labels" whether a cross-entropy selects them,
+          "elements" their number. "factor" holds the first 256 elements.
         - "attached factor": the factor of such a term has a gradient and contains a difference of
           data and an output.
         - "attached ratio": both probabilities of a ratio carry gradients; "same" if they are the
@@ -182,11 +182,13 @@ class _Probability:
         form: "categorical", "gaussian" or "bernoulli".
         sign: 1 if it grows with them.
         ratio: whether it is a ratio of probabilities.
+        labels: whether a loss of a classification selects them.
     """
 
     form: str
     sign: int
     ratio: bool
+    labels: bool
 
 
 @dataclass
@@ -196,10 +198,13 @@ class _Walk:
     sign: int = 1
     ratio: bool = False
     chosen: bool = False
+    labels: bool = False
     hops: int = field(default=0)
 
     def found(self, form: str, sign: int) -> _Probability | None:
-        return _Probability(form, sign, self.ratio) if self.chosen or form == "gaussian" else None
+        if not self.chosen and form != "gaussian":
+            return None
+        return _Probability(form, sign, self.ratio, self.labels)
 
 
 def _probability(pair: Pair, walk: _Walk | None = None) -> _Probability | None:
@@ -236,7 +241,7 @@ def _end_of(node: Any, name: str, walk: _Walk) -> _Probability | None:
 def _passes(node: Any, name: str, given: list[tuple[int, Pair]], walk: _Walk) -> bool:
     """Follow a node to its first input; return False if it computes no probability."""
     if name in ("NllLoss", "NllLoss2D"):
-        walk.sign, walk.chosen = -walk.sign, True
+        walk.sign, walk.chosen, walk.labels = -walk.sign, True, True
         return getattr(node, "_saved_reduction", 0) == 0
     if name == "Neg":
         walk.sign = -walk.sign
@@ -258,7 +263,7 @@ def _of_a_sum(name: str, given: list[tuple[int, Pair]], walk: _Walk) -> _Probabi
         return walk.found("categorical", walk.sign)
     for at, each in given:
         sign = -walk.sign if at == minus else walk.sign
-        branch = _Walk(sign, walk.ratio, walk.chosen, walk.hops)
+        branch = replace(walk, sign=sign)
         found = _probability(each, branch)
         if found is not None:
             return found
@@ -300,6 +305,7 @@ def _policy(weight: float, factor: torch.Tensor, found: _Probability) -> dict[st
         "weight": abs(weight) if isfinite(weight) else 0.0,
         "form": found.form,
         "ratio": found.ratio,
+        "labels": found.labels,
         "elements": factor.numel(),
         "factor": _first_elements(factor),
     }

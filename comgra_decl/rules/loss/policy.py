@@ -17,7 +17,10 @@ def _policies(scene: Scene) -> list[dict[str, Any]]:
     return [
         term
         for term in scene.terms("policy")
-        if chooses or term["ratio"] or min(term["factor"]) < 0 < max(term["factor"])
+        if not term["labels"]
+        or chooses
+        or term["ratio"]
+        or min(term["factor"]) < 0 < max(term["factor"])
     ]
 
 
