@@ -437,9 +437,10 @@ def test_swapped_betas(betas: tuple[float, float], wrong: bool, tmp_path: Path) 
 class Speaker(nn.Module):
     """A model of tokens [batch, positions]."""
 
-    def __init__(self, *, dropout: str = "") -> None:
+    def __init__(self, *, dropout: str = "", words: int = 7) -> None:
         super().__init__()
-        self.table, self.head, self.dropout = nn.Embedding(7, 16), nn.Linear(16, 7), dropout
+        self.table, self.head = nn.Embedding(words, 16), nn.Linear(16, words)
+        self.dropout = dropout
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.table(tokens)
@@ -888,3 +889,19 @@ def test_weighted_samples_beside_an_entropy_are_no_policy(tmp_path: Path) -> Non
 
     found_ = names(tmp_path, loss, ActorCritic())
     assert not found_ & {"policy_sign", "entropy_weight", "fresh_actions"}
+
+
+@pytest.mark.parametrize("end", [True, False])
+def test_sequences_whose_end_is_ignored(end: bool, tmp_path: Path) -> None:
+    """Token 0 is padding, and token 8 the end, if there is one."""
+
+    def loss(model: nn.Module) -> Tensor:
+        text = torch.randint(1, 8, (16, 14))
+        length = torch.randint(5, 12, (16, 1))
+        place = torch.arange(14)[None]
+        text = text.masked_fill(place > length, 0)
+        text = text.masked_fill(place == length, 8 if end else 0)
+        logits = model(text[:, :-1])
+        return F.cross_entropy(logits.mT, text[:, 1:], ignore_index=0)
+
+    assert ("ignored_end" in names(tmp_path, loss, Speaker(words=9), steps=8)) is not end

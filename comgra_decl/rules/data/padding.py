@@ -24,6 +24,8 @@ from comgra_decl.rules.api import (
     values_of,
 )
 
+_ENDS = 4  # different tokens, from which on none of them marks the end
+
 
 class PaddingParameters(RuleParameters):
     """Options of `padding_in_loss`."""
@@ -110,6 +112,89 @@ class PaddingInLoss(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         return None if self._ends else "the values of integer inputs and targets are not recorded"
+
+
+@dataclass
+class LastTokens:
+    """The last targets of sequences that end with ignored targets, by their number."""
+
+    step: int
+    counts: dict[int, int] = field(default_factory=dict)
+
+
+class IgnoredEnd(Rule):
+    """Language models that never learn to end a sequence."""
+
+    name = "ignored_end"
+    severity = "hint"
+    certainty = 0.6
+    definition = (
+        "The targets of a cross-entropy are the next tokens. Of the recorded sequences, at least "
+        "`least` end with ignored targets (`ignore_index`), and the last targets that count are "
+        f"at least {_ENDS} different tokens, none of which ends more than half of the sequences."
+    )
+    source = (
+        "Tokenizers without a padding token often use the end token for both; ignoring the padding "
+        "then ignores the end as well. Our own definition."
+    )
+    advice = (
+        "Use different tokens for padding and for the end of a sequence, or ignore only the "
+        "targets after the first end token. Ignore this hint if sequences are cut and need no end."
+    )
+    Parameters = PaddingParameters
+
+    _last: dict[int, LastTokens] = per_run(dict)
+    _ignored = -100
+
+    def look(self, window: Window) -> None:
+        """Store the last targets that count."""
+        self.scene.compare_tokens(window)
+        infos = window.table.infos
+        goals = {goal for _, goal in self.scene.next_tokens.tokens if "int" in infos[goal].dtype}
+        if not goals:
+            return
+        for call in self.scene.calls:
+            ignored = call.argument("ignore_index", -100)
+            self._ignored = ignored if isinstance(ignored, int) else -100
+        for row in read_rows(window).tolist():
+            for goal in sorted(goals):
+                y = values_of(window, row, goal)
+                if y is None or y.ndim != 2:
+                    continue
+                known = self._last.setdefault(goal, LastTokens(int(window.steps[row])))
+                for sequence in y.astype(np.int64):
+                    counted = np.flatnonzero(sequence != self._ignored)
+                    if len(counted) and counted[-1] + 1 < len(sequence):
+                        token = int(sequence[counted[-1]])
+                        known.counts[token] = known.counts.get(token, 0) + 1
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first target whose ends are ignored."""
+        for goal, known in self._last.items():
+            total = sum(known.counts.values())
+            if total < self.parameters.least or len(known.counts) < _ENDS:
+                continue
+            if max(known.counts.values()) > total / 2:
+                continue
+            return [
+                self.finding(
+                    scene,
+                    place=scene.table.place(goal),
+                    first_step=known.step,
+                    message=f"No token marks the end of a sequence: in {total} recorded sequences, "
+                    f"the last target that counts is one of {len(known.counts)} tokens, and all "
+                    f"after it are ignored (ignore_index={self._ignored}), so the model never "
+                    "learns to stop.",
+                    evidence={"sequences": total, "tokens": len(known.counts)},
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        if scene.next_tokens.tokens:
+            return None
+        return "no input and target with one value per position are recorded"
 
 
 def _as_sequences(
