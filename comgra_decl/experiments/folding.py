@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from comgra_decl.errors import EditError
+from comgra_decl.hooks.modes import CallWatch
 from comgra_decl.hooks.probing.changes import Sampled, changed
 from comgra_decl.hooks.probing.passes import Edit
 from comgra_decl.hooks.probing.passes import tensors_of as tensors_of_call
@@ -25,7 +26,7 @@ from comgra_decl.spec.interventions import (
 from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _NORMS = (nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm, nn.RMSNorm)
@@ -174,7 +175,7 @@ class Place:
     tensor: torch.Tensor
 
 
-class Flow(TorchFunctionMode):
+class Flow(CallWatch):
     """Finds out in one pass through a copy which modules and functions use each tensor.
 
     What happens within a module whose weights are known is the business of that module.
@@ -199,11 +200,10 @@ class Flow(TorchFunctionMode):
         self.places: list[tuple[int, Place]] = []
         self.calls: dict[str, int] = {}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Run a function and note what it uses and makes."""
-        kwargs = kwargs or {}
         result = func(*args, **kwargs)
         name = getattr(func, "__name__", type(func).__name__)
         if self._within or name in _READS_NO_VALUES:

@@ -362,7 +362,9 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(
 
 
 def test_compiled_programs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comgra_decl.hooks.probing.replays.anything_compiled", lambda: True)
+    compiled = iter([False])  # before the session, and not any more
+    name = "comgra_decl.hooks.probing.replays.anything_compiled"
+    monkeypatch.setattr(name, lambda: next(compiled, True))
     with recording({**EVERYTHING, "checkpoints": {"replay": True}}) as found:
         train(2)
     assert found.faults == []

@@ -234,7 +234,7 @@ def test_the_command_line_takes_urls(
         assert end.value.code in (0, None)
         return json.loads(capsys.readouterr().out)
 
-    (line,) = asked("ls", str(root))
+    (line,) = asked("ls", str(root))["runs"]
     assert (line["name"], line["state"]) == ("run", "finished")
     assert asked("show", f"{root}/g")["path"] == f"{root}/g/run"
     assert asked("verify", f"{root}/g/run")["whole"]

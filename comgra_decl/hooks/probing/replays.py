@@ -78,6 +78,7 @@ class Replays:
         self._calls: list[dict[str, Any]] = []
         self._slots: dict[tuple[str, str], Slot] = {}
         self.nbytes = 0
+        self._compiled = anything_compiled()  # before the session, perhaps for something else
         self._capture = StepCapture(
             Reducer(histogram_elements=None, sample_count=1),
             max_value_elements=ANY_SIZE,
@@ -117,7 +118,7 @@ class Replays:
         self._try(lambda: self._call(args, dict(kwargs)))
 
     def _begin(self, module: nn.Module) -> None:
-        _check(module)
+        _check(module, compiled=anything_compiled() and not self._compiled)
         self._capture.begin()
         parts = [*unwrapped(module).named_modules()]
         self._facts = {
@@ -250,10 +251,10 @@ class Replays:
         return raw
 
 
-def _check(module: nn.Module) -> None:
+def _check(module: nn.Module, *, compiled: bool) -> None:
     """Raise ProbeError if no step of a model can be replayed."""
     inner = unwrapped(module)
-    if anything_compiled() or hasattr(module, "_orig_mod"):
+    if compiled or hasattr(module, "_orig_mod"):
         raise ProbeError(_COMPILED)
     for part in inner.modules():
         if getattr(part, "_compiled_call_impl", None) is not None:
