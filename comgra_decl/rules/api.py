@@ -33,6 +33,7 @@ from comgra_decl.records import (
 from comgra_decl.rules.base import (
     Count,
     Factor,
+    FactRule,
     Fraction,
     Measured,
     Patient,
@@ -164,6 +165,7 @@ __all__ = [
     "Curve",
     "CurveRule",
     "Early",
+    "FactRule",
     "Factor",
     "Field",
     "Finding",

@@ -18,7 +18,7 @@ from pydantic import Field
 from comgra_decl.records import LOSS_CALLS, Severity, SlotInfo, Structure
 from comgra_decl.rules.calls import LossCall, loss_calls
 from comgra_decl.rules.curve import Curve
-from comgra_decl.rules.finding import MOST_OTHERS, Finding
+from comgra_decl.rules.finding import MOST_OTHERS, Finding, Place
 from comgra_decl.rules.memory import NO_SLOTS, Bools, ClassCounts, Slots, Streak
 from comgra_decl.rules.phases import Phases
 from comgra_decl.rules.rows import NextTokens
@@ -370,6 +370,64 @@ class Rule(ABC):
         facts.setdefault("certainty", self.certainty)
         facts.setdefault("last_step", scene.last_step)
         return Finding(rule=self.name, severity=severity, **facts)
+
+
+class FactRule(Rule):
+    """A rule about facts of one kind in the first records, of which it reports the first.
+
+    A subclass declares the kind and the message about a fact (`sentence`). It may select the facts
+    to report (`chosen`).
+    """
+
+    kind: ClassVar[str]
+    """Kind of the facts in `Scene.told`, or in `Scene.terms` if `of_terms` is set."""
+
+    of_terms: ClassVar[bool] = False
+
+    shown: ClassVar[tuple[str, ...]] = ()
+    """Names of the facts that become evidence."""
+
+    @abstractmethod
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the facts to report, most important first."""
+        return scene.terms(self.kind) if self.of_terms else scene.told(self.kind)
+
+    def severity_of(self, fact: Mapping[str, Any]) -> Severity:
+        """Return the severity of a finding about a fact."""
+        return self.severity
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first fact; it counts the lines with further ones."""
+        found = self.chosen(scene)
+        if not found:
+            return []
+        fact = found[0]
+        where = fact.get("where")
+        plain = {name: fact[name] for name in self.shown}
+        return [
+            self.finding(
+                scene,
+                place=Place(str(where)) if where else None,
+                first_step=0,
+                message=self.sentence(fact),
+                severity=self.severity_of(fact),
+                evidence={n: str(v) if isinstance(v, list) else v for n, v in plain.items()},
+                also=len({each.get("where") for each in found}) - 1,
+            )
+        ]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        if self.of_terms:
+            return None if scene.objectives else "the structure of the loss is not known"
+        return (
+            None
+            if scene.structure is not None
+            else "calls are not followed; it needs `graph: true`"
+        )
 
 
 class SlotRule(Rule):

@@ -145,7 +145,7 @@ def test_a_tensor_joined_with_itself(
     between: Between, shape: tuple[int, ...], copies: int | None
 ) -> None:
     found = findings(ConcatenatedWithItself(), lambda: train_around(between, *shape))
-    assert [finding.evidence["copies"] for finding in found] == ([copies] if copies else [])
+    assert [finding.evidence["count"] for finding in found] == ([copies] if copies else [])
     assert all("test_calls_tell.py" in finding.message for finding in found)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Finding, Place, Rule, Scene, calls_missing
+from collections.abc import Mapping
+from typing import Any
+
+from comgra_decl.rules.api import FactRule
 
 
-class UnscaledAttention(Rule):
+class UnscaledAttention(FactRule):
     """Attention scores that are not divided by the root of the width."""
 
     name = "unscaled_attention"
@@ -22,23 +25,12 @@ class UnscaledAttention(Rule):
         "softmax into regions where its gradient is small."
     )
     advice = "Divide the scores by the root of the width: q @ k.transpose(-2, -1) / d ** 0.5."
+    kind = "unscaled"
+    shown = ("shape",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such softmax."""
-        for fact in scene.told("unscaled"):
-            return [
-                self.finding(
-                    scene,
-                    place=Place(str(fact["where"])),
-                    first_step=0,
-                    message=f"{fact['where']} applies a softmax to scores of shape {fact['shape']} "
-                    "that are not divided by the root of their width: attention becomes sharper "
-                    "the wider the heads are.",
-                    evidence={"shape": str(fact["shape"])},
-                )
-            ]
-        return []
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return calls_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} applies a softmax to scores of shape {fact['shape']} that are not "
+            "divided by the root of their width: attention becomes sharper the wider the heads are."
+        )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from comgra_decl.rules.api import Finding, Place, Rule, Scene, calls_missing
+from comgra_decl.rules.api import FactRule, Finding, Place, Rule, Scene, calls_missing
 
 _EFFECT = 0.2  # share of the weight that hidden positions would have without a mask
 _FEWEST = 0.02  # share of positions that are hidden
@@ -78,7 +79,7 @@ def _is_over_batch(fact: dict[str, Any], batches: set[int]) -> bool:
     )
 
 
-class InvertedMask(Rule):
+class InvertedMask(FactRule):
     """Masks that hide the tokens and show the padding."""
 
     name = "inverted_mask"
@@ -95,25 +96,15 @@ class InvertedMask(Rule):
         "True in the mask of scaled_dot_product_attention means visible."
     )
     advice = "Invert the mask: scores.masked_fill(tokens == pad, -inf)."
+    kind = "inverted mask"
+    shown = ("shape",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such mask."""
-        for fact in scene.told("inverted mask"):
-            return [
-                self.finding(
-                    scene,
-                    place=Place(str(fact["where"])),
-                    first_step=0,
-                    message=f"The mask of shape {fact['shape']} in {fact['where']} is inverted: it "
-                    "hides all tokens from attention and shows only the padding.",
-                    evidence={"shape": str(fact["shape"])},
-                )
-            ]
-        return []
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return calls_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"The mask of shape {fact['shape']} in {fact['where']} is inverted: it hides all "
+            "tokens from attention and shows only the padding."
+        )
 
 
 class IneffectiveMask(Rule):

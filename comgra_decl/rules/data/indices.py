@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from comgra_decl.rules.api import (
     Count,
+    FactRule,
     Finding,
-    Place,
     Rule,
     RuleParameters,
     Scene,
@@ -118,7 +120,7 @@ def _columns(info: SlotInfo) -> float:
     return float(prod(info.shape[1:])) if info.shape else 0.0
 
 
-class OwnMessages(Rule):
+class OwnMessages(FactRule):
     """Messages that nodes of a graph receive only from themselves."""
 
     name = "own_messages"
@@ -134,22 +136,15 @@ class OwnMessages(Rule):
         "edge is computed from its source and added to its target. Our own definition."
     )
     advice = "Gather by the sources and add to the targets: out.index_add_(0, dst, h[src])."
+    kind = "own messages"
+    shown = ("rows",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such sum."""
-        for fact in scene.told("own messages"):
-            return [
-                self.finding(
-                    scene,
-                    place=Place(str(fact["where"])),
-                    first_step=0,
-                    message=f"{fact['where']} adds {fact['rows']} messages to the nodes from which "
-                    "they were gathered: both use the same index, so no information passes "
-                    "between nodes.",
-                    evidence={"rows": int(fact["rows"])},
-                )
-            ]
-        return []
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} adds {fact['rows']} messages to the nodes from which they were "
+            "gathered: both use the same index, so no information passes between nodes."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
@@ -157,7 +152,7 @@ class OwnMessages(Rule):
         return None if known else "no rows are added by an index in the first records"
 
 
-class UnsortedPooling(Rule):
+class UnsortedPooling(FactRule):
     """Nodes that are pooled into graphs by an index that is not sorted."""
 
     name = "unsorted_pooling"
@@ -174,25 +169,24 @@ class UnsortedPooling(Rule):
         "Check the index: torch.repeat_interleave(torch.arange(graphs), nodes_per_graph) gives the "
         "graph of each node."
     )
+    kind = "pooled"
+    shown = ("rows", "into")
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such sum."""
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the sums into one row per target whose index is not sorted."""
         targets = {call.target.shape[0] for call in scene.calls if call.target.shape}
-        for fact in scene.told("pooled"):
-            few = fact["into"] in targets and 2 * fact["into"] <= fact["rows"]
-            if few and not fact["sorted"]:
-                return [
-                    self.finding(
-                        scene,
-                        place=Place(str(fact["where"])),
-                        first_step=0,
-                        message=f"{fact['where']} adds {fact['rows']} rows into {fact['into']} "
-                        "rows, one per target, by an index that is not sorted: nodes may be added "
-                        "to the wrong graphs.",
-                        evidence={"rows": int(fact["rows"]), "into": int(fact["into"])},
-                    )
-                ]
-        return []
+        return [
+            fact
+            for fact in super().chosen(scene)
+            if fact["into"] in targets and 2 * fact["into"] <= fact["rows"] and not fact["sorted"]
+        ]
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} adds {fact['rows']} rows into {fact['into']} rows, one per target, "
+            "by an index that is not sorted: nodes may be added to the wrong graphs."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""

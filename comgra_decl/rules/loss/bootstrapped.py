@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from comgra_decl.rules.api import (
     ELEMENTWISE,
+    FactRule,
     Finding,
     Place,
     Rule,
@@ -129,7 +131,7 @@ class LargestAsPrediction(Rule):
         )
 
 
-class UnmaskedTarget(Rule):
+class UnmaskedTarget(FactRule):
     """Bootstrapped targets that continue beyond the end of an episode."""
 
     name = "unmasked_target"
@@ -148,24 +150,21 @@ class UnmaskedTarget(Rule):
         "Multiply the next state's value by 1 - done: target = r + gamma * (1 - done) * V(s'). "
         "Ignore this hint if episodes never end."
     )
+    kind = "bootstrap"
+    shown = ("factor", "elements")
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding if no bootstrapped target is masked."""
-        facts = _targets(scene)
-        if not facts or any(fact["masked"] for fact in facts):
-            return []
-        fact = facts[0]
-        return [
-            self.finding(
-                scene,
-                first_step=0,
-                message=f"{fact['where']} adds {fact['factor']:g} times the value of the next "
-                "state to the reward for every transition. Nothing removes this value where the "
-                "episode has ended, so values of terminal states are never learned and may grow "
-                "without limit.",
-                evidence={"discount": float(fact["factor"]), "elements": int(fact["elements"])},
-            )
-        ]
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return all targets if none of them is masked."""
+        found = _targets(scene)
+        return [] if any(fact["masked"] for fact in found) else found
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} adds {fact['factor']:g} times the value of the next state to the "
+            "reward for every transition. Nothing removes this value where the episode has ended, "
+            "so values of terminal states are never learned and may grow without limit."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
@@ -174,7 +173,7 @@ class UnmaskedTarget(Rule):
         return "no target adds a discounted value to data in the first records"
 
 
-class IndexAsValue(Rule):
+class IndexAsValue(FactRule):
     """Targets that contain the index of the best action instead of its value."""
 
     name = "index_as_value"
@@ -186,21 +185,19 @@ class IndexAsValue(Rule):
     )
     source = "PyTorch's documentation of torch.max: it returns values and indices."
     advice = "Use the values: q(next_states).max(1).values, which is the same as max(1)[0]."
+    kind = "bootstrap"
+    shown = ("factor",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such target."""
-        for fact in _targets(scene):
-            if fact.get("index"):
-                return [
-                    self.finding(
-                        scene,
-                        first_step=0,
-                        message=f"{fact['where']} adds discounted integers to the rewards: the "
-                        "index of the best action (argmax) instead of its value.",
-                        evidence={"discount": float(fact["factor"])},
-                    )
-                ]
-        return []
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the targets that contain integers."""
+        return [fact for fact in _targets(scene) if fact.get("index")]
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} adds discounted integers to the rewards: the index of the best "
+            "action (argmax) instead of its value."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
@@ -209,7 +206,7 @@ class IndexAsValue(Rule):
         return "no target adds a discounted value to data in the first records"
 
 
-class ShortHorizon(Rule):
+class ShortHorizon(FactRule):
     """Discounts under which future rewards hardly count."""
 
     name = "short_horizon"
@@ -221,23 +218,20 @@ class ShortHorizon(Rule):
     )
     source = "Sutton and Barto (2018), section 3.3: the horizon is about 1 / (1 - gamma) steps."
     advice = "Use a discount of 0.9 to 0.99, unless only the next rewards matter."
+    kind = "bootstrap"
+    shown = ("factor",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such discount."""
-        for fact in _targets(scene):
-            factor = float(fact["factor"])
-            if factor < _SHORT:
-                return [
-                    self.finding(
-                        scene,
-                        first_step=0,
-                        message=f"{fact['where']} discounts the value of the next state by "
-                        f"{factor:g}: rewards more than {1 / (1 - factor):.1f} steps ahead hardly "
-                        "count.",
-                        evidence={"discount": factor},
-                    )
-                ]
-        return []
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the targets with a small discount."""
+        return [fact for fact in _targets(scene) if float(fact["factor"]) < _SHORT]
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        factor = float(fact["factor"])
+        return (
+            f"{fact['where']} discounts the value of the next state by {factor:g}: rewards more "
+            f"than {1 / (1 - factor):.1f} steps ahead hardly count."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
@@ -246,7 +240,7 @@ class ShortHorizon(Rule):
         return "no target adds a discounted value to data in the first records"
 
 
-class AscendingReturns(Rule):
+class AscendingReturns(FactRule):
     """Returns that are added up from the first step to the last."""
 
     name = "ascending_returns"
@@ -262,23 +256,14 @@ class AscendingReturns(Rule):
         "G_(t+1). Our own definition."
     )
     advice = "Start at the last step: for t in reversed(range(len(rewards)))."
+    kind = "returns"
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such loop."""
-        for fact in scene.told("returns"):
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message=f"{fact['where']} adds up returns from the first step to the last: "
-                    "each return contains the rewards before its step, not those after it.",
-                )
-            ]
-        return []
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return loss_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} adds up returns from the first step to the last: each return "
+            "contains the rewards before its step, not those after it."
+        )
 
 
 class SameStates(Rule):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     CLASSIFICATION,
     Count,
+    FactRule,
     Finding,
     LossCall,
     Patient,
@@ -184,7 +188,7 @@ class TemperatureMultiplied(Rule):
         return calls_missing(scene)
 
 
-class OwnCandidate(Rule):
+class OwnCandidate(FactRule):
     """Contrastive losses in which a sample competes with its own positive."""
 
     name = "own_candidate"
@@ -202,22 +206,12 @@ class OwnCandidate(Rule):
         "Mask the diagonal before the loss: similarities.fill_diagonal_(-inf), or "
         "masked_fill(torch.eye(n).bool(), -inf)."
     )
+    kind = "own candidate"
+    shown = ("shape",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such loss."""
-        for fact in scene.told("own candidate"):
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message=f"{fact['where']} compares similarities of shape {fact['shape']} that "
-                    "include each sample's similarity to itself, the largest in its row: the "
-                    "positive sample cannot win.",
-                    evidence={"shape": str(fact["shape"])},
-                )
-            ]
-        return []
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return calls_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} compares similarities of shape {fact['shape']} that include each "
+            "sample's similarity to itself, the largest in its row: the positive sample cannot win."
+        )

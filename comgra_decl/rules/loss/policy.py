@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from comgra_decl.rules.api import Finding, Fraction, Positive, Rule, RuleParameters, Scene
+from comgra_decl.rules.api import (
+    FactRule,
+    Finding,
+    Fraction,
+    Positive,
+    Rule,
+    RuleParameters,
+    Scene,
+)
 
 _PAIRED = 8  # elements of a factor that are compared with a residual
 
@@ -116,7 +125,7 @@ class PolicySign(Rule):
         return _policies_missing(scene)
 
 
-class FreshActions(Rule):
+class FreshActions(FactRule):
     """Log-probabilities of actions that were never executed."""
 
     name = "fresh_actions"
@@ -132,29 +141,26 @@ class FreshActions(Rule):
         "return. Our own definition."
     )
     advice = "Pass the stored actions: dist.log_prob(actions), not dist.log_prob(dist.sample())."
+    kind = "fresh choices"
+    shown = ("shape",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such sample."""
-        for fact in scene.told("fresh choices"):
-            if _policies(scene):
-                return [
-                    self.finding(
-                        scene,
-                        first_step=0,
-                        message=f"{fact['where']} samples actions of shape {fact['shape']} that "
-                        "are used only for log-probabilities: the returns belong to other actions "
-                        "that were executed.",
-                        evidence={"shape": str(fact["shape"])},
-                    )
-                ]
-        return []
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the samples, if a loss contains a policy gradient."""
+        return super().chosen(scene) if _policies(scene) else []
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} samples actions of shape {fact['shape']} that are used only for "
+            "log-probabilities: the returns belong to other actions that were executed."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         return _policies_missing(scene)
 
 
-class AttachedAdvantage(Rule):
+class AttachedAdvantage(FactRule):
     """Advantages that carry a gradient into the value estimates."""
 
     name = "attached_advantage"
@@ -169,20 +175,16 @@ class AttachedAdvantage(Rule):
         "is a constant in the policy's gradient. Our own definition."
     )
     advice = "Detach the advantage: advantage = (returns - values).detach()."
+    kind = "attached factor"
+    of_terms = True
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such term."""
-        for _ in scene.terms("attached factor"):
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message="The advantage that multiplies the policy's log-probabilities carries "
-                    "a gradient: the policy's loss also changes the value estimates, to make "
-                    "chosen actions look good or bad.",
-                )
-            ]
-        return []
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            "The advantage that multiplies the policy's log-probabilities carries a gradient: the "
+            "policy's loss also changes the value estimates, to make chosen actions look good or "
+            "bad."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
@@ -190,7 +192,7 @@ class AttachedAdvantage(Rule):
         return None if known else _policies_missing(scene)
 
 
-class AttachedRatio(Rule):
+class AttachedRatio(FactRule):
     """Ratios of probabilities whose denominator carries a gradient."""
 
     name = "attached_ratio"
@@ -205,24 +207,20 @@ class AttachedRatio(Rule):
         "Compute the old log-probabilities once, when the actions are chosen, under no_grad (or "
         "detach them), and store them with the actions."
     )
+    kind = "attached ratio"
+    of_terms = True
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such ratio."""
-        for term in scene.terms("attached ratio"):
-            same = (
-                " Both are the same tensor, so the ratio is always 1 and its gradient 0."
-                if term["same"]
-                else ""
-            )
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message="The old log-probabilities in the policy's ratio carry a gradient: "
-                    f"they come from the policy that is being trained.{same}",
-                )
-            ]
-        return []
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        same = (
+            " Both are the same tensor, so the ratio is always 1 and its gradient 0."
+            if fact["same"]
+            else ""
+        )
+        return (
+            "The old log-probabilities in the policy's ratio carry a gradient: they come from the "
+            f"policy that is being trained.{same}"
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Factor, Finding, Rule, RuleParameters, Scene, loss_missing
+from collections.abc import Mapping
+from typing import Any
+
+from comgra_decl.rules.api import (
+    Factor,
+    FactRule,
+    Finding,
+    Rule,
+    RuleParameters,
+    Scene,
+    Severity,
+    loss_missing,
+)
 
 _HARMFUL = 8.0  # times the limit of the weight: a warning
 
@@ -143,7 +155,7 @@ def _no_divergence(scene: Scene) -> str | None:
     return None if found else "no loss contains the divergence of a Gaussian posterior"
 
 
-class UniformNoise(Rule):
+class UniformNoise(FactRule):
     """Uniform random numbers in the place of Gaussian noise."""
 
     name = "uniform_noise"
@@ -159,26 +171,17 @@ class UniformNoise(Rule):
         "Probabilistic Models (2020), algorithm 1."
     )
     advice = "Use torch.randn or torch.randn_like, which are Gaussian with mean 0."
+    kind = "uniform noise"
+    shown = ("shape",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such noise."""
-        for fact in scene.told("uniform noise"):
-            use = (
-                "scales uniform random numbers between 0 and 1"
-                if fact["use"] == "scale"
-                else "compares a prediction with uniform random numbers between 0 and 1"
-            )
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message=f"{fact['where']} {use}. Noise is usually Gaussian, with mean 0.",
-                    evidence={"shape": str(fact["shape"])},
-                    **({"severity": "warning"} if fact["use"] == "scale" else {}),
-                )
-            ]
-        return []
+    def severity_of(self, fact: Mapping[str, Any]) -> Severity:
+        """Return "warning" for noise that is scaled: random targets may be meant."""
+        return "warning" if fact["use"] == "scale" else self.severity
 
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return loss_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        use = "scales" if fact["use"] == "scale" else "compares a prediction with"
+        return (
+            f"{fact['where']} {use} uniform random numbers between 0 and 1. Noise is usually "
+            "Gaussian, with mean 0."
+        )

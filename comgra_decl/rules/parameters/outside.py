@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Finding, Rule, Scene, loss_missing
+from collections.abc import Mapping
+from typing import Any
+
+from comgra_decl.rules.api import FactRule, Scene, loss_missing
 
 
-class UnregisteredParameter(Rule):
+class UnregisteredParameter(FactRule):
     """Parameters that are neither in a model nor in an optimizer."""
 
     name = "unregistered_parameter"
@@ -24,31 +27,23 @@ class UnregisteredParameter(Rule):
         "Put modules into nn.ModuleList or nn.ModuleDict instead of a list or dict, and tensors "
         "into nn.Parameter attributes or nn.ParameterList, or pass them to the optimizer."
     )
+    kind = "outside"
+    shown = ("count",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about all such tensors."""
-        for fact in scene.told("outside"):
-            count = int(fact["count"])
-            shapes = ", ".join(str(list(shape)) for shape in fact["shapes"])
-            more = ", ..." if count > len(fact["shapes"]) else ""
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message=f"{count} {'tensor' if count == 1 else 'tensors'} of shape {shapes}"
-                    f"{more} receive gradients but are in no optimizer and in no model, so they "
-                    "are never updated.",
-                    evidence={"tensors": count},
-                )
-            ]
-        return []
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        number = int(fact["count"])
+        return (
+            f"{number} {'tensor' if number == 1 else 'tensors'} of shape {_shapes(fact)} receive "
+            "gradients but are in no optimizer and in no model, so they are never updated."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         return loss_missing(scene)
 
 
-class UselessBackward(Rule):
+class UselessBackward(FactRule):
     """Losses whose gradients reach no parameter of any optimizer."""
 
     name = "useless_backward"
@@ -64,30 +59,22 @@ class UselessBackward(Rule):
         "Pass the parameters of the model that this loss trains to its optimizer, for example "
         "torch.optim.Adam(critic.parameters())."
     )
+    kind = "trains nothing"
+    shown = ("count",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such loss."""
-        for fact in scene.told("trains nothing"):
-            count = int(fact["count"])
-            shapes = ", ".join(str(list(shape)) for shape in fact["shapes"])
-            more = ", ..." if count > len(fact["shapes"]) else ""
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message=f"A loss sends gradients to {count} parameters (of shape {shapes}"
-                    f"{more}), but no optimizer holds any of them, so this loss trains nothing.",
-                    evidence={"parameters": count},
-                )
-            ]
-        return []
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"A loss sends gradients to {fact['count']} parameters (of shape {_shapes(fact)}), but "
+            "no optimizer holds any of them, so this loss trains nothing."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         return loss_missing(scene)
 
 
-class RecreatedParameter(Rule):
+class RecreatedParameter(FactRule):
     """Layers that are created anew in every step."""
 
     name = "recreated_parameter"
@@ -99,24 +86,24 @@ class RecreatedParameter(Rule):
     )
     source = "PyTorch's documentation of nn.Module: submodules are assigned in `__init__`."
     advice = "Create the layer once, in `__init__`, and call it in `forward`."
+    kind = "recreated"
+    shown = ("count",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about all such parameters."""
-        for fact in scene.told("recreated"):
-            count = int(fact["count"])
-            shapes = ", ".join(str(list(shape)) for shape in fact["shapes"])
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message=f"{count} {'parameter' if count == 1 else 'parameters'} of shape "
-                    f"{shapes} existed only during one step: a layer is created anew in every "
-                    "forward pass, with random weights that are never trained.",
-                    evidence={"parameters": count},
-                )
-            ]
-        return []
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        number = int(fact["count"])
+        return (
+            f"{number} {'parameter' if number == 1 else 'parameters'} of shape {_shapes(fact)} "
+            "existed only during one step: a layer is created anew in every forward pass, with "
+            "random weights that are never trained."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         return loss_missing(scene)
+
+
+def _shapes(fact: Mapping[str, Any]) -> str:
+    """Return the shapes of some tensors of a fact as text."""
+    listed = ", ".join(str(list(shape)) for shape in fact["shapes"])
+    return listed + (", ..." if int(fact["count"]) > len(fact["shapes"]) else "")

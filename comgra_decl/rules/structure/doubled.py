@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Finding, Place, Rule, Scene, calls_missing
+from collections.abc import Mapping
+from typing import Any
+
+from comgra_decl.rules.api import FactRule, Scene
 
 _FEW = 4  # channels; images of one channel are repeated for networks that expect three
 
 
-class ConcatenatedWithItself(Rule):
+class ConcatenatedWithItself(FactRule):
     """Concatenations of a tensor with itself, where another tensor was probably intended."""
 
     name = "concatenated_with_itself"
@@ -26,30 +29,17 @@ class ConcatenatedWithItself(Rule):
         "Pass the tensor that is missing, such as the encoder's output in a skip connection: "
         "`torch.cat([x, skip], 1)`."
     )
+    kind = "doubled"
+    shown = ("shape", "count")
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such concatenation."""
-        found = [
-            fact
-            for fact in scene.told("doubled")
-            if fact["dim"] > 0 and fact["shape"][fact["dim"]] >= _FEW
-        ]
-        if not found:
-            return []
-        fact = found[0]
-        return [
-            self.finding(
-                scene,
-                place=Place(str(fact.get("where") or "cat")),
-                first_step=0,
-                message=f"{fact['where']} concatenates a tensor of shape {fact['shape']} with "
-                "itself: another tensor, such as a skip connection, was probably intended and is "
-                "not used.",
-                evidence={"shape": str(fact["shape"]), "copies": fact["count"]},
-                also=len({each["where"] for each in found}) - 1,
-            )
-        ]
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return concatenations along dimensions with several elements."""
+        found = super().chosen(scene)
+        return [f for f in found if f["dim"] > 0 and f["shape"][f["dim"]] >= _FEW]
 
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return calls_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} concatenates a tensor of shape {fact['shape']} with itself: another "
+            "tensor, such as a skip connection, was probably intended and is not used."
+        )

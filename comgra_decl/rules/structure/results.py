@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Finding, Place, Rule, Scene, calls_missing, loss_missing
+from collections.abc import Mapping
+from typing import Any
+
+from comgra_decl.rules.api import FactRule, Scene
 
 
-class UnusedResult(Rule):
+class UnusedResult(FactRule):
     """Activations, masks or normalizations whose result is not used."""
 
     name = "unused_result"
@@ -20,31 +23,18 @@ class UnusedResult(Rule):
         "their argument. Our own definition."
     )
     advice = "Assign the result: x = x.masked_fill(mask, value)."
+    kind = "unused"
+    shown = ("function", "shape")
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such call."""
-        found = scene.told("unused")
-        if not found:
-            return []
-        fact = found[0]
-        return [
-            self.finding(
-                scene,
-                place=Place(str(fact["where"])),
-                first_step=0,
-                message=f"{fact['where']} calls {fact['function']} on a tensor of shape "
-                f"{fact['shape']}, but nothing uses the result, so the call has no effect.",
-                evidence={"function": str(fact["function"]), "shape": str(fact["shape"])},
-                also=len({each["where"] for each in found}) - 1,
-            )
-        ]
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return calls_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} calls {fact['function']} on a tensor of shape {fact['shape']}, but "
+            "nothing uses the result, so the call has no effect."
+        )
 
 
-class ZeroDerivative(Rule):
+class ZeroDerivative(FactRule):
     """Functions that stop the gradient because their derivative is zero."""
 
     name = "zero_derivative"
@@ -63,28 +53,20 @@ class ZeroDerivative(Rule):
         "Pass the gradient on with a straight-through estimator, x + (x.round() - x).detach(), or "
         "remove the function from training."
     )
+    kind = "step"
+    of_terms = True
+    shown = ("function", "count")
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such function."""
-        for term in scene.terms("step"):
-            function, count = str(term["function"]).lower(), int(term["count"])
-            return [
-                self.finding(
-                    scene,
-                    first_step=0,
-                    message=f"The gradients of {count} parameters pass only through `{function}`, "
-                    "whose derivative is zero, so these parameters are not trained.",
-                    evidence={"function": function, "parameters": count},
-                )
-            ]
-        return []
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return loss_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"The gradients of {fact['count']} parameters pass only through "
+            f"`{str(fact['function']).lower()}`, whose derivative is zero, so these parameters "
+            "are not trained."
+        )
 
 
-class ClampedValues(Rule):
+class ClampedValues(FactRule):
     """Clamps that cut off nearly all values, and with them their gradients."""
 
     name = "clamped_values"
@@ -99,31 +81,23 @@ class ClampedValues(Rule):
         "Check the limits and the scale of the values. Bound values by a smooth function (sigmoid, "
         "tanh, softplus) if gradients must flow."
     )
+    kind = "clamped"
+    shown = ("share",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the clamp that cuts off the most."""
-        found = sorted(scene.told("clamped"), key=lambda fact: -float(fact["share"]))
-        if not found:
-            return []
-        fact = found[0]
-        share, limits = float(fact["share"]), " and ".join(f"{x:g}" for x in fact["limits"])
-        return [
-            self.finding(
-                scene,
-                place=Place(str(fact["where"])),
-                first_step=0,
-                message=f"{fact['where']} clamps {share:.0%} of the values of a tensor of shape "
-                f"{fact['shape']} to {limits}. No gradient flows through these elements.",
-                evidence={"share": share},
-            )
-        ]
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the clamps, beginning with the one that cuts off the most."""
+        return sorted(super().chosen(scene), key=lambda fact: -float(fact["share"]))
 
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return calls_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        limits = " and ".join(f"{limit:g}" for limit in fact["limits"])
+        return (
+            f"{fact['where']} clamps {fact['share']:.0%} of the values of a tensor of shape "
+            f"{fact['shape']} to {limits}. No gradient flows through these elements."
+        )
 
 
-class AddedToItself(Rule):
+class AddedToItself(FactRule):
     """Sums of a tensor with itself, where another tensor was probably intended."""
 
     name = "added_to_itself"
@@ -138,25 +112,12 @@ class AddedToItself(Rule):
         "branch to its output. Our own definition."
     )
     advice = "Add the tensor that is missing: x + branch(x), not y + y."
+    kind = "added to itself"
+    shown = ("shape",)
 
-    def findings(self, scene: Scene) -> list[Finding]:
-        """Return a finding about the first such sum."""
-        found = scene.told("added to itself")
-        if not found:
-            return []
-        fact = found[0]
-        return [
-            self.finding(
-                scene,
-                place=Place(str(fact["where"])),
-                first_step=0,
-                message=f"{fact['where']} adds a tensor of shape {fact['shape']} to itself: "
-                "another tensor, such as the input of a residual branch, was probably intended.",
-                evidence={"shape": str(fact["shape"])},
-                also=len({each["where"] for each in found}) - 1,
-            )
-        ]
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return calls_missing(scene)
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} adds a tensor of shape {fact['shape']} to itself: another tensor, "
+            "such as the input of a residual branch, was probably intended."
+        )
