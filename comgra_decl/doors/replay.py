@@ -19,12 +19,13 @@ from torch import nn
 
 from comgra_decl.doors import environment
 from comgra_decl.doors.look import OF_TENSORS, Look, remove_with
-from comgra_decl.errors import ComgraError, ReplayError, shown
+from comgra_decl.errors import ComgraError, ReplayError, did_you_mean, shown
 from comgra_decl.hooks.hook_lists import before_steps, tidy
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.copying import unwrapped
 from comgra_decl.hooks.probing.loading import load
 from comgra_decl.hooks.probing.packing import unpacked
+from comgra_decl.hooks.probing.replays import names_of
 from comgra_decl.hooks.probing.seclusion import undisturbed
 from comgra_decl.hooks.pytree import first_batch_size
 from comgra_decl.query import Run
@@ -43,7 +44,13 @@ if TYPE_CHECKING:
 
 _NOT_KEPT = (
     "the run keeps nothing to replay at step {step}. Declare `checkpoints: {{every: 50, replay: "
-    "true}}` in its spec, or replay: {{steps: {steps}}} for {steps} steps from each checkpoint on"
+    "{replay}}}` in its spec{why}"
+)
+
+_WITHOUT_GRADIENTS = (
+    "train_step calls the model without gradients before the call that is trained, and this call "
+    "draws random numbers or changes buffers. The run keeps their state at the trained call only. "
+    "Record a run that makes this call in evaluation mode, or after the trained one"
 )
 
 
@@ -124,7 +131,7 @@ def replay(
         loss: receives the model's output and the recorded targets, and returns the loss. The step
             is then `zero_grad`, the model, the loss, `backward` and `optimizer.step`.
         train_step: for any other step: receives model, optimizer and a `Batch` for each call of the
-            model in the step, and makes the whole step.
+            model with gradients in the step, and makes the whole step.
         change: what to change: `without` (numbers of samples), `clip` (largest norm of the
             gradients), `lr` (a factor) and `freeze` (modules, as in `nodes`).
         steps: how many steps to repeat; more than one if the run keeps them (`replay: {steps: 3}`).
@@ -140,7 +147,7 @@ def replay(
         SpecError: the spec is invalid.
     """
     source = _opened(run)
-    changed = _checked(loss, train_step, change, steps)
+    changed = _checked(loss, train_step, change, step, steps)
     kept = _kept(source, step, steps)
     checkpoint = source.checkpoint(step)
     folder = Path(tempfile.mkdtemp(prefix="comgra-replay-"))
@@ -172,7 +179,9 @@ def _opened(run: Run | Where) -> Run:
     return run if isinstance(run, Run) else open_run(run)
 
 
-def _checked(loss: object, train_step: object, change: object, steps: object) -> Change:
+def _checked(
+    loss: object, train_step: object, change: object, step: object, steps: object
+) -> Change:
     if (loss is None) == (train_step is None):
         raise ReplayError(
             "pass either loss, a function of the model's output and the targets, or train_step, a "
@@ -181,6 +190,10 @@ def _checked(loss: object, train_step: object, change: object, steps: object) ->
     for name, value in (("loss", loss), ("train_step", train_step)):
         if value is not None and not callable(value):
             raise ReplayError(f"{name} must be a function, got {shown(value)}")
+    if change is not None and not isinstance(change, Mapping):
+        raise ReplayError(f"change must map what is different to its value, got {shown(change)}")
+    if not isinstance(step, (int, np.integer)):
+        raise ReplayError(f"step must be one of `run.checkpoints`, got {shown(step)}")
     if not isinstance(steps, int) or steps < 1:
         raise ReplayError(f"steps must be a whole number of at least 1, got {shown(steps)}")
     if environment.is_recording():
@@ -188,8 +201,16 @@ def _checked(loss: object, train_step: object, change: object, steps: object) ->
     try:
         return Change.model_validate({} if change is None else change)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ReplayError(f"change: {'; '.join(lines)}") from None
+        raise ReplayError(f"change: {'; '.join(map(_problem, error.errors()))}") from None
+
+
+def _problem(found: Any) -> str:
+    """Return what pydantic found wrong in a change."""
+    where, keys = ".".join(map(str, found["loc"])), [*Change.model_fields]
+    if found["type"] == "extra_forbidden":
+        near = did_you_mean(where, keys)
+        return f"there is no {where!r}{near or '; the keys are ' + ', '.join(keys)}"
+    return f"{where}: {found['msg']}"
 
 
 def _kept(run: Run, step: int, steps: int) -> list[Kept]:
@@ -205,7 +226,13 @@ def _kept(run: Run, step: int, steps: int) -> list[Kept]:
         if not kept.facts and number == step:
             run.checkpoint(step)  # says which steps there are
         if not kept.facts:
-            raise ReplayError(_NOT_KEPT.format(step=number, steps=max(steps, 2)))
+            raise ReplayError(
+                _NOT_KEPT.format(
+                    step=number,
+                    replay="true" if steps == 1 else f"{{steps: {steps}}}",
+                    why="" if steps == 1 else f" for {steps} steps from each checkpoint on",
+                )
+            )
     return found
 
 
@@ -360,6 +387,7 @@ class _Player:
         self._session = session
         self._model, self._inner = model, unwrapped(model)
         self._optimizer, self._scaler, self._change = optimizer, scaler, change
+        self._taken = 0  # optimizer steps in the step that is being repeated
 
     def play(
         self, checkpoint: Checkpoint, kept: Sequence[Kept], train_step: TrainStep, stack: ExitStack
@@ -379,10 +407,12 @@ class _Player:
         self._freeze()
         load(self._inner, all_tensors(checkpoint))
         self._optimizer.zero_grad(set_to_none=True)
+        self._check_optimizer(first)
         self._load_optimizer(unpacked(first["optimizer"], kept[0].tensor))
         self._load_scaler(kept[0])
+        tidy()  # so that these run before what the session adds
+        stack.callback(before_steps.add(self._count).remove)
         if self._change.clip is not None:
-            tidy()  # so that it runs before what the session adds
             stack.callback(before_steps.add(self._clip).remove)
         try:
             self._session.start()
@@ -408,9 +438,11 @@ class _Player:
                 _set_generators(waiting.pop())
 
         self._session.before_model = before_model
-        train_step(self._model, self._optimizer, *batches)
-        if self._session.stepped != number + 1:
-            taken = self._session.stepped - number
+        self._taken = 0
+        with _watched(self._inner, waiting):
+            train_step(self._model, self._optimizer, *batches)
+        if self._session.stepped != number + 1 or self._taken > 1:
+            taken = max(self._taken, self._session.stepped - number)
             raise ReplayError(
                 f"train_step must take one optimizer step, but took {taken}. It must use the model "
                 "and the optimizer that it receives"
@@ -437,6 +469,26 @@ class _Player:
             _fewer(kwargs, size, keep),
             tuple(_fewer(each, size, keep, rows=True) for each in targets),
         )
+
+    def _check_optimizer(self, facts: Mapping[str, Any]) -> None:
+        """Raise an error if the optimizer is another one; older runs do not tell."""
+        own = type(_innermost(self._optimizer)).__name__
+        recorded = facts.get("optimizer_class", own)
+        if own != recorded:
+            raise ReplayError(
+                f"the optimizer must be of the class {recorded}, as in the run, got {own}"
+            )
+        names = names_of(self._optimizer, self._inner)
+        expected = facts.get("trained", names)
+        if len(names) != len(expected):
+            return  # the message about the groups says more
+        for number, (name, wanted) in enumerate(zip(names, expected, strict=True)):
+            if name != wanted:
+                raise ReplayError(
+                    f"parameter {number} of the optimizer must be {_told(wanted)}, as in the run, "
+                    f"but is {_told(name)}. Pass an optimizer with the parameters of the model "
+                    "that is replayed, in the same order"
+                )
 
     def _load_optimizer(self, state: dict[str, Any]) -> None:
         own = sum(len(group["params"]) for group in self._optimizer.param_groups)
@@ -475,12 +527,59 @@ class _Player:
             raise ReplayError(why or "change.freeze: matches no module")
         for path in chosen:
             self._inner.get_submodule(path).requires_grad_(False)
+        if not any(parameter.requires_grad for parameter in self._inner.parameters()):
+            raise ReplayError("change.freeze: no parameter of the model is left to train")
+
+    def _count(self, optimizer: Any, *_: Any) -> None:
+        self._taken += _innermost(optimizer) is optimizer
 
     def _clip(self, optimizer: Any, *_: Any) -> None:
         if optimizer is self._optimizer:
             assert self._change.clip is not None
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, self._change.clip)
+
+
+@contextmanager
+def _watched(model: nn.Module, waiting: Sequence[object]) -> Iterator[None]:
+    """Refuse calls without gradients that cannot be repeated, while `waiting` is not empty."""
+    before: list[tuple[Any, list[torch.Tensor]]] = []
+
+    def enter(*_: Any) -> None:
+        if waiting and not torch.is_grad_enabled():
+            before.append((_generators(), [buffer.clone() for buffer in model.buffers()]))
+
+    def leave(*_: Any) -> None:
+        if before:
+            generators, buffers = before.pop()
+            same = all(map(torch.equal, buffers, model.buffers()))
+            if not same or generators != _generators():
+                raise ReplayError(_WITHOUT_GRADIENTS)
+
+    handles = [model.register_forward_pre_hook(enter), model.register_forward_hook(leave)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _generators() -> tuple[Any, ...]:
+    """Return the states of the generators, to compare them."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    of_torch = [state.numpy().tobytes() for state in (torch.get_rng_state(), *cuda)]
+    return of_torch, repr(np.random.get_state()), random.getstate()
+
+
+def _innermost(optimizer: Any) -> Any:
+    """Return the optimizer in a wrapper, such as that of Accelerate."""
+    while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+        optimizer = inner
+    return optimizer
+
+
+def _told(name: str) -> str:
+    return repr(name) if name else "none of the model's"
 
 
 @contextmanager

@@ -384,7 +384,7 @@ def test_requests_that_make_no_sense_are_refused(
         played(run, 0, train_step=print)
     with pytest.raises(ReplayError, match="steps must be a whole number of at least 1, got 0"):
         played(run, 0, steps=0)
-    with pytest.raises(ReplayError, match="change: lrr: Extra inputs are not permitted"):
+    with pytest.raises(ReplayError, match=r"there is no 'lrr'; did you mean 'lr'\?"):
         played(run, 0, change={"lrr": 1})
     with pytest.raises(ReplayError, match="there is no sample 8; the batch has 8 samples"):
         played(run, 0, change={"without": [8]})
@@ -392,6 +392,14 @@ def test_requests_that_make_no_sense_are_refused(
         played(run, 0, change={"without": [*range(8)]})
     with pytest.raises(ReplayError, match="did you mean 'first'"):
         played(run, 0, change={"freeze": "frist"})
+    with pytest.raises(ReplayError, match="no parameter of the model is left to train"):
+        played(run, 0, change={"freeze": "**"})
+    with pytest.raises(ReplayError, match=r"change must map .*, got \['lr'\]"):
+        played(run, 0, change=["lr"])
+    with pytest.raises(ReplayError, match="the keys are without, clip, lr, freeze"):
+        played(run, 0, change={"momentum": 1})
+    with pytest.raises(ReplayError, match=r"step must be one of `run.checkpoints`, got '0'"):
+        played(run, "0")  # type: ignore[arg-type]
     with pytest.raises(ReplayError, match="must take one optimizer step, but took 0"):
         played(run, 0, loss=None, train_step=lambda *_: None)
     model, _ = made()
@@ -400,8 +408,75 @@ def test_requests_that_make_no_sense_are_refused(
         comgra.replay(run, 0, model=model, optimizer=few, loss=F.cross_entropy)
     with comgra.trace({**SPEC, "checkpoints": {}}, root=tmp_path) as session:
         train(1)
-    with pytest.raises(ReplayError, match=r"Declare `checkpoints: \{every: 50, replay: true\}`"):
+    with pytest.raises(ReplayError, match=r"replay: true\}` in its spec$"):
         played(comgra.open_run(session.path or ""), 0)
+
+
+def test_an_optimizer_of_another_kind_or_order_is_refused(
+    recorded: tuple[Run, list[dict[str, Tensor]]],
+) -> None:
+    run, _ = recorded
+    model, _ = made()
+    parameters, optim = [*model.parameters()], torch.optim
+    others = {
+        "class AdamW, as in the run, got SGD": optim.SGD(parameters),
+        "class AdamW, as in the run, got Adam": optim.Adam(parameters),
+        "parameter 0 .* must be 'first.weight', .* is 'head.bias'": optim.AdamW(parameters[::-1]),
+        "parameter 0 .* is none of the model's": optim.AdamW(made()[0].parameters()),
+    }
+    for message, optimizer in others.items():
+        with pytest.raises(ReplayError, match=message):
+            comgra.replay(run, 0, model=model, optimizer=optimizer, loss=F.cross_entropy)
+
+
+def test_a_train_step_with_two_optimizer_steps_is_refused(
+    recorded: tuple[Run, list[dict[str, Tensor]]],
+) -> None:
+    run, _ = recorded
+
+    def twice(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(model(*batch.args, **batch.kwargs), batch.target).backward()
+            optimizer.step()
+
+    with pytest.raises(ReplayError, match="must take one optimizer step, but took 2"):
+        played(run, 0, loss=None, train_step=twice)
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_a_call_without_gradients_is_repeated_exactly_or_refused(
+    evaluating: bool, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+        with torch.no_grad():
+            soft = model.train(not evaluating)(x).softmax(-1)
+        optimizer.zero_grad()
+        F.cross_entropy(model.train()(x), soft).backward()
+        optimizer.step()
+
+    with comgra.trace(REPLAYED, root=tmp_path) as session:
+        for _ in range(2):
+            step(model, optimizer, torch.randn(6, 3))
+    expected = copy.deepcopy(model.state_dict())
+    run = comgra.open_run(session.path or "")
+
+    def again() -> None:
+        def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+            step(model, optimizer, *batch.args)
+
+        comgra.replay(run, 1, model=model, optimizer=optimizer, train_step=train_step)
+
+    if evaluating:
+        again()
+        torch.testing.assert_close(model.state_dict(), expected, rtol=0, atol=0)
+    else:
+        with pytest.raises(ReplayError, match=r"without gradients before .* draws random numbers"):
+            again()
 
 
 def test_they_stay_within_the_disk_budget(monkeypatch: pytest.MonkeyPatch) -> None:

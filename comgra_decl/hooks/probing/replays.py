@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ class Replays:
         self._refused: str | None = None  # for all further steps
         self._node = ""  # of the model; "" before it is called in a step
         self._module = 0  # its id
+        self._model: weakref.ref[nn.Module] | None = None
         self._whole = False  # whether the optimizer's state is part of it
         self._facts: dict[str, Any] = {}
         self._calls: list[dict[str, Any]] = []
@@ -109,6 +111,7 @@ class Replays:
         node = plan.top.label
         if not self._node:
             self._node, self._module, self._whole = node, id(module), whole
+            self._model = weakref.ref(module)
             if self._refused is None:
                 self._try(lambda: self._begin(module))
         elif node != self._node:
@@ -190,6 +193,10 @@ class Replays:
                 numbers.get(id(key), key): value for key, value in optimizer.state.items()
             }
         self._facts["optimizer"] = packed(found, "optimizer", self._put)
+        model = self._model() if self._whole and self._model is not None else None
+        if model is not None:
+            self._facts["optimizer_class"] = type(optimizer).__name__
+            self._facts["trained"] = names_of(optimizer, unwrapped(model))
 
     def scaling(self, scaler: Any) -> None:
         """Read a gradient scaler that is about to let its optimizer step."""
@@ -262,6 +269,13 @@ def _check(module: nn.Module, *, compiled: bool) -> None:
     for parameter in inner.parameters():
         if parameter.device.type not in ("cpu", "cuda"):
             raise ProbeError(_DEVICE.format(parameter.device.type))
+
+
+def names_of(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
+    """Return the name in the model of each parameter of an optimizer; "" for those of others."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(id(parameter), "") for parameter in parameters]
 
 
 def _bits(numbers: Any) -> torch.Tensor:
