@@ -11,7 +11,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from comgra_decl.errors import EditError, ProbeError, needed
+from comgra_decl.errors import EditError, ProbeError, did_you_mean, near_paths, needed
 from comgra_decl.experiments.folding import (
     SUMS,
     Affine,
@@ -32,7 +32,12 @@ from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.seclusion import secluded
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
-from comgra_decl.spec.interventions import ChangeSpec
+from comgra_decl.spec.interventions import (
+    AddChange,
+    CategoryDifference,
+    ChangeSpec,
+    ProjectionChange,
+)
 
 _SAME = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """The largest difference from the intervened model, relative to its output; 1e-4 otherwise."""
@@ -58,15 +63,14 @@ class Edited:
 
         Args:
             path: a `.safetensors` file, in which tied weights are stored under each of their names,
-                or any other name for the format of `torch.save`.
+                or a file of any other name in the format of `torch.save`, such as `.pt`.
 
         Raises:
-            EditError: the file exists, or cannot contain the state dict.
+            EditError: the file exists, its folder does not, or it cannot contain the state dict.
             MissingPackageError: safetensors is not installed.
         """
         target = Path(path)
-        if target.exists():
-            raise EditError(f"{target} already exists; choose another file")
+        check_target(target)
         if target.suffix == ".safetensors":
             library = needed("safetensors.torch", "safetensors")
             tensors = {n: v for n, v in self.state_dict.items() if isinstance(v, torch.Tensor)}
@@ -95,8 +99,8 @@ def edit(
 
     This is possible where a change is a linear function of features that a linear layer, a
     convolution, an embedding or a norm produces, or that only such layers receive. Then the edited
-    model is equal to the intervened one on every input, up to rounding. The model itself does not
-    change.
+    model is equal to the intervened one, up to rounding, on every input that takes the same
+    branches of `forward` as the batch. The model itself does not change.
 
     Args:
         model: the model; it is called in evaluation mode.
@@ -112,6 +116,9 @@ def edit(
             the reason.
     """
     specs = _specs(changes)
+    for number, each in enumerate(specs):
+        if labels is None and isinstance(_vector_of(each.do), CategoryDifference):
+            raise EditError(f"changes[{number}].do: difference needs `labels`, one for each sample")
     try:
         copy = CleanCopy(model, {})
     except ProbeError as error:
@@ -132,13 +139,37 @@ def edit(
         copy.close()
 
 
+def check_target(target: Path) -> None:
+    """Raise EditError unless a file can be created."""
+    if target.exists():
+        raise EditError(f"{target} already exists; choose another file")
+    if not target.absolute().parent.is_dir():
+        raise EditError(f"{target.parent} is not a folder{near_paths(target.parent)}")
+
+
 def _specs(changes: Any) -> list[ChangeSpec]:
     listed = [changes] if isinstance(changes, Mapping) else changes
     try:
-        return TypeAdapter(list[ChangeSpec]).validate_python(listed)
+        found = TypeAdapter(list[ChangeSpec]).validate_python(listed)
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise EditError(f"changes: {'; '.join(lines)}") from None
+        raise EditError(f"changes: {'; '.join(map(_problem, error.errors()))}") from None
+    if not found:
+        raise EditError("changes: there is none")
+    return found
+
+
+def _problem(found: Any) -> str:
+    """Return what pydantic found wrong in a change."""
+    where, key = ".".join(map(str, found["loc"])), found["loc"][-1]
+    near = did_you_mean(key, ChangeSpec.model_fields) if found["type"] == "extra_forbidden" else ""
+    return f"{where}: {found['msg']}{near}"
+
+
+def _vector_of(do: Any) -> Any:
+    """Return what a change adds, or projects off."""
+    if isinstance(do, ProjectionChange):
+        return do.project_off
+    return do.add if isinstance(do, AddChange) else None
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

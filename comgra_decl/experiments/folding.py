@@ -33,6 +33,9 @@ _NORMS = (nn.LayerNorm, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Group
 _LINEAR = (nn.Linear, *_CONVOLUTIONS)
 _KNOWN = (*_LINEAR, *_NORMS, nn.Embedding)
 
+_BY_SAMPLE = ("clean", "other")
+"""Patches with other values for each sample, even if those in the batch are equal."""
+
 _READS_NO_VALUES = frozenset("__get__ size dim stride numel is_contiguous __len__".split())
 SUMS = frozenset("add __add__ __radd__ add_ __iadd__".split())
 
@@ -88,10 +91,11 @@ def affine(
     size, do = tensor.shape[dim], edit.spec.do
     inside = torch.ones(size, dtype=torch.bool, device=tensor.device)
     for name, each in edit.divisions(path, tensor, heads).items():
-        wanted = chosen(name, edit.parts[name], each.count)
-        if len({*wanted}) == each.count:
+        part = edit.parts[name]
+        wanted = chosen(name, part, each.count)
+        if part.only is None or (each.dim == dim and len({*wanted}) == each.count):
             continue
-        if each.dim != dim:
+        if each.dim != dim:  # even if this batch has no other positions
             raise EditError(
                 f"{name} divides dimension {each.dim} of {list(tensor.shape)}, but weights are the "
                 "same for all of it"
@@ -116,6 +120,11 @@ def affine(
     if isinstance(do, AddChange):
         added = changed(do, torch.zeros_like(tensor, dtype=torch.float64), clean, samples)
         return Affine(ones, torch.where(inside, _along(added, dim, "what is added"), zeros))
+    if isinstance(do, PatchChange) and (isinstance(do.patch, list) or do.patch in _BY_SAMPLE):
+        raise EditError(
+            f"`patch: {do.patch}` takes each sample's value from another place, but a bias is the "
+            "same for all samples"
+        )
     if do == "mean" or isinstance(do, PatchChange):
         fixed = changed(do, tensor.double(), None if clean is None else clean.double(), samples)
         what = "the mean" if do == "mean" else "the patch"

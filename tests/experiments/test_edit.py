@@ -260,6 +260,40 @@ def test_labels_give_a_direction() -> None:
     torch.testing.assert_close(found, model[1](steered), rtol=1e-6, atol=1e-6)
 
 
+def test_a_difference_without_labels_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    direction = {"difference": ["a", "b"]}
+    for do in ({"add": direction}, {"project_off": direction}):
+        changes = [{"select": "1", "do": {"scale": 0.5}}, {"select": "0", "do": do}]
+        with pytest.raises(EditError, match=r"changes\[1\].do: difference needs `labels`"):
+            comgra.edit(model, torch.randn(6, 4), changes)
+
+
+@pytest.mark.parametrize("patch", ["clean", "other", [1, 2, 0]])
+def test_a_batch_of_equal_samples_does_not_make_a_patch_a_constant(patch: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)), torch.randn(1, 4).expand(3, 4)
+    with pytest.raises(EditError, match="takes each sample's value from another place"):
+        comgra.edit(model, x, {"select": "0", "do": {"patch": patch}})
+
+
+def test_a_batch_with_one_position_does_not_make_it_all_positions() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    change = {"select": "0", "parts": {"position": [0]}, "do": "zero"}
+    with pytest.raises(EditError, match="position divides dimension 1"):
+        comgra.edit(model, torch.randn(3, 1, 4), change)
+
+
+def test_mistakes_in_changes_and_paths_are_named(tmp_path: Path) -> None:
+    model, x = nn.Linear(4, 3), torch.randn(2, 4)
+    with pytest.raises(EditError, match="changes: there is none"):
+        comgra.edit(model, x, [])
+    with pytest.raises(EditError, match=r"0.selct: Extra inputs .*did you mean 'select'"):
+        comgra.edit(model, x, {"selct": "**", "do": "zero"})
+    edited = comgra.edit(model, x, {"select": "**", "do": "zero"})
+    with pytest.raises(EditError, match="missing is not a folder"):
+        edited.save(tmp_path / "missing" / "edited.pt")
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -35,13 +35,12 @@ def command(
     as_json: AsJson = False,
 ) -> None:
     """Save a model with interventions made permanent in its weights, where that is exact."""
-    from comgra_decl.experiments.edit import edit
+    from comgra_decl.experiments.edit import check_target, edit
 
     if not target.name:
         raise EditError("the target must be a non-empty path, such as edited.safetensors")
     changes = [_parsed(text) for text in change]
-    if target.exists():  # before the model is loaded
-        raise EditError(f"{target} already exists; choose another file")
+    check_target(target)  # before the model is loaded
     model, batch = returned_pair(source, "(model, batch)", EditError)
     edited = edit(model, batch, changes)
     edited.save(target)
