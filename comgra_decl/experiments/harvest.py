@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -171,7 +172,7 @@ class Harvest:
                 blocks are shuffled together.
         """
         if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+            raise HarvestError(f"size must be at least 1, got {size}")
         array = self._array(node)
         starts = np.arange(0, self.rows, self._block)
         random = None if shuffle is None else np.random.default_rng(shuffle)
@@ -249,9 +250,9 @@ def harvest(
         features: the dim of the activations that becomes the columns; 1 for convolutions.
 
     Raises:
-        HarvestError: nothing is selected, activations do not fit together or to the folder, a
-            module returns no floating-point tensor, or another process is harvesting into the
-            folder.
+        HarvestError: an argument is invalid, nothing is selected, activations do not fit together
+            or to the folder, a module returns no floating-point tensor, or another process is
+            harvesting into the folder.
     """
     _check_arguments(role=role, dtype=dtype, rows=rows)
     folder = Path(path)
@@ -358,11 +359,11 @@ def _harvest(
 
 def _check_arguments(*, role: str, dtype: str | None, rows: Any) -> None:
     if role not in ("output", "input"):
-        raise ValueError(f"role must be 'output' or 'input', got {role!r}")
+        raise HarvestError(f"role must be 'output' or 'input', got {role!r}")
     if dtype is not None and dtype not in _DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(map(repr, _DTYPES))}, got {dtype!r}")
+        raise HarvestError(f"dtype must be one of {', '.join(map(repr, _DTYPES))}, got {dtype!r}")
     if rows is not None and (not isinstance(rows, int) or rows < 1):
-        raise ValueError(f"rows must be a whole number of at least 1, got {rows!r}")
+        raise HarvestError(f"rows must be a whole number of at least 1, got {rows!r}")
 
 
 def open_harvest(path: str | Path) -> Harvest:
@@ -422,7 +423,11 @@ def _hooked(
 ) -> Iterator[None]:
     from comgra_decl.hooks.pytree import tensors_in
 
+    own = get_ident()
+
     def keep(path: str, value: Any) -> None:
+        if get_ident() != own:  # another thread uses the model as well
+            return
         tensors = (tensor for _, tensor in tensors_in(value))
         first = next((tensor for tensor in tensors if tensor.is_floating_point()), None)
         if first is not None and path not in found:

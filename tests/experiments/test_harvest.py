@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread, get_ident
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,22 @@ def test_what_is_changed_in_place_afterwards_is_stored_as_it_was(tmp_path: Path,
         wanted = model[0](x)
     assert wanted.min() < 0
     same(found.read(node), wanted)
+
+
+def test_calls_of_the_model_in_other_threads_are_not_stored(tmp_path: Path) -> None:
+    model, batches, other = net(), words((2, 3), (2, 5)), words((4, 3))[0]
+    expected, harvesting = by_hooks(model, batches, 0), get_ident()
+
+    def meanwhile(*_: Any) -> None:
+        if get_ident() == harvesting:
+            thread = Thread(target=model, args=(other,))
+            thread.start()
+            thread.join()
+
+    handle = model.register_forward_pre_hook(meanwhile)
+    found = comgra.harvest(model, batches, tmp_path / "acts", select="layers.0")
+    handle.remove()
+    same(found.read("layers.0"), expected)
 
 
 def test_rows_are_chosen_as_in_numpy(tmp_path: Path) -> None:
