@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey, Structure
+from comgra_decl.records import AGGREGATES, PROBE_MODE, SlotInfo, SlotKey, Structure
 
 from .compare import differences
 from .run import Run
@@ -363,6 +363,8 @@ def _records(run: Run, type_: str | None) -> pd.Series[Any]:
     """Return the number of the last record of each step; None: training."""
     table = run.records
     chosen = table["mode"] == "train" if type_ is None else table["type"] == type_
+    if type_ is None and not chosen.any():
+        chosen = table["mode"] != PROBE_MODE
     if type_ is None and not chosen.any():
         chosen[:] = True
     numbers = pd.Series(table.index[chosen].to_numpy(np.int64), index=table["step"][chosen])

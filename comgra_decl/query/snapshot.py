@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
-from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey
+from comgra_decl.records import AGGREGATES, PROBE_MODE, SlotInfo, SlotKey
 from comgra_decl.store.layout import RecordColumn
 
 from . import derived
@@ -56,14 +56,18 @@ class Snapshot:
     def records(self, type_: str | None) -> Records:
         """Return the records of a type, or those with a tag if no type has that name.
 
-        None selects the records in train mode, or all records if there are none in train mode.
+        None selects the records in train mode. If there are none, it selects those of the program's
+        own calls, and if there are none either, all records.
         """
         table = self.view.records
         if type_ is None:
             modes = self.view.names("mode")
-            train = modes.index("train") if "train" in modes else -1
-            chosen = np.flatnonzero((table[:, RecordColumn.MODE] == train) & self.counts)
-            return chosen if len(chosen) else np.flatnonzero(self.counts)
+            train, probe = (modes.index(m) if m in modes else -1 for m in ("train", PROBE_MODE))
+            of_mode = table[:, RecordColumn.MODE]
+            for chosen in (of_mode == train, of_mode != probe):
+                if (chosen & self.counts).any():
+                    return np.flatnonzero(chosen & self.counts)
+            return np.flatnonzero(self.counts)
         if _is_among(type_, self.types):
             chosen = table[:, RecordColumn.TYPE] == self.types.index(type_)
             return np.flatnonzero(chosen & self.counts)

@@ -184,6 +184,14 @@ def test_the_call_and_the_generators_are_as_without_pictures() -> None:
     assert all(module.training for module in model.modules())
 
 
+def test_values_are_those_of_the_call_and_not_of_a_picture() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).train()
+    x = torch.randn(6, 4)
+    found = comgra.look(model, x, pictures={"which": {"method": "saliency", "target": 1}})
+    np.testing.assert_array_equal(found.slot("2").value(0), model(x).detach().numpy())
+    assert len(found.slot("2").series("mean")) == 1
+
+
 def test_pictures_of_the_spec_are_those_of_the_call() -> None:
     spec = {
         "nodes": {"all": {"select": "**"}},
