@@ -12,6 +12,8 @@ from comgra_decl.records import EARLIER_STEP, Structure
 from .circuits import Circuit
 
 Pair = tuple[str, str]
+Call = tuple[str, int]
+"""A node and its iteration, by which the calls of a shared module are told apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,29 +85,30 @@ def edge_effects_of(circuit: Circuit, structure: Structure, *, above: float) -> 
 
 
 def _graph(structure: Structure, modules: Iterable[str]) -> _Graph:
-    after: dict[str, list[str]] = {}
-    before: dict[str, list[str]] = {}
+    after: dict[Call, list[Call]] = {}
+    before: dict[Call, list[Call]] = {}
     for source, sink in _edges(structure):
         after.setdefault(source, []).append(sink)
         before.setdefault(sink, []).append(source)
     listed = [*modules]
     owners = {
-        node: frozenset(module for module in listed if _within(node, module))
-        for node in {*after, *before}
+        call: frozenset(module for module in listed if _within(call[0], module))
+        for call in {*after, *before}
     }
     return _Graph(after, before, owners)
 
 
-def _edges(structure: Structure) -> Iterator[Pair]:
-    """Yield the edges between nodes, without parameters and without tensors of earlier steps."""
+def _edges(structure: Structure) -> Iterator[tuple[Call, Call]]:
+    """Yield the edges between calls, without parameters and without tensors of earlier steps."""
     keys, kinds = structure.keys, structure.kinds
     apart = [
         kind in ("parameter", "buffer") or key.role.endswith(EARLIER_STEP)
         for key, kind in zip(keys, kinds, strict=True)
     ]
-    seen: set[Pair] = set()
+    seen: set[tuple[Call, Call]] = set()
     for source, sink, _ in structure.edges:
-        pair = keys[source].node, keys[sink].node
+        calls = tuple((keys[end].node, keys[end].iteration) for end in (source, sink))
+        pair = calls[0], calls[1]
         if not (apart[source] or apart[sink] or pair[0] == pair[1] or pair in seen):
             seen.add(pair)
             yield pair
@@ -113,40 +116,44 @@ def _edges(structure: Structure) -> Iterator[Pair]:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A graph of nodes, for ways from module to module.
+    """A graph of calls of nodes, for ways from module to module.
 
     Attributes:
-        after: the nodes after each node. before: those before it.
-        owners: the modules of the intervention that a node is, or lies within.
+        after: the calls after each call. before: those before it.
+        owners: the modules of the intervention that the node of a call is, or lies within.
     """
 
-    after: Mapping[str, list[str]]
-    before: Mapping[str, list[str]]
-    owners: Mapping[str, frozenset[str]]
+    after: Mapping[Call, list[Call]]
+    before: Mapping[Call, list[Call]]
+    owners: Mapping[Call, frozenset[str]]
 
     def ways(self, source: str, sink: str) -> set[Pair]:
         """Return the edges on all ways from one module into another past all other modules.
 
         A way ends where it enters the sink. A module that contains one of the two is no other one.
+        Calls of a module are told apart on the ways, but not in the result.
         """
-        none: frozenset[str] = frozenset()
-        allowed = self.owners.get(source, none) | self.owners.get(sink, none) | {source, sink}
-        free = {node for node, owners in self.owners.items() if owners <= allowed}
-        inside = {node for node in free if sink in self.owners[node]} - {source}
-        forth = _reached([source], self.after, free, ends=inside)
-        back = _reached(forth & inside, self.before, free - inside, ends={source})
+        allowed = {source, sink}
+        for call, owners in self.owners.items():
+            if call[0] in (source, sink):
+                allowed |= owners
+        free = {call for call, owners in self.owners.items() if owners <= allowed}
+        starts = {call for call in free if call[0] == source}
+        inside = {call for call in free if sink in self.owners[call]} - starts
+        forth = _reached(starts, self.after, free, ends=inside)
+        back = _reached(forth & inside, self.before, free - inside, ends=starts)
         return {
-            (node, other)
-            for node in (forth & back) - inside
-            for other in self.after.get(node, ())
-            if other in forth and other in back
+            (call[0], other[0])
+            for call in (forth & back) - inside
+            for other in self.after.get(call, ())
+            if other in forth and other in back and call[0] != other[0]
         }
 
 
 def _reached(
-    starts: Iterable[str], links: Mapping[str, list[str]], free: set[str], *, ends: set[str]
-) -> set[str]:
-    """Return the free nodes that can be reached, without going on beyond those that end the way."""
+    starts: Iterable[Call], links: Mapping[Call, list[Call]], free: set[Call], *, ends: set[Call]
+) -> set[Call]:
+    """Return the free calls that can be reached, without going on beyond those that end the way."""
     seen = {*starts}
     waiting = [*seen]
     while waiting:

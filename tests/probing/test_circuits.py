@@ -9,8 +9,10 @@ from pathlib import Path
 import networkx as nx
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
+import comgra_decl as comgra
 from comgra_decl.cli.main import app
 from comgra_decl.errors import SelectionError, UnknownNameError
 from comgra_decl.export import export_run
@@ -137,6 +139,48 @@ def test_a_path_lies_on_all_ways_that_avoid_other_modules(run: Run) -> None:
         assert found == expected, (source, sink)
         assert found
     assert effects.unplaced == ()
+
+
+class SharedActivation(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.act = nn.Tanh()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = self.c(self.act(self.b(self.act(self.a(x)))))
+        return output
+
+
+def test_paths_through_different_calls_of_a_shared_module_are_not_added(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = SharedActivation(), torch.randn(4, 4)
+    spec = {
+        "nodes": {"all": {"select": "**"}},
+        "probes": {"p": {"batch": {"x": x.tolist()}}},
+        "interventions": {
+            "paths": {
+                "of": "p",
+                "select": ["a", "b"],
+                "do": "zero",
+                "into": ["b", "c"],
+                "sweep": ["node", "into"],
+                "measure": 1,
+            }
+        },
+    }
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace(spec, root=tmp_path) as session:
+        model(x).square().mean().backward()
+        optimizer.step()
+    found = comgra.open_run(session.path or "").edge_effects("paths")
+    first, second = ("a", "b"), ("b", "c")  # a -> c leads through b
+    assert found.through == {
+        ("a", "act"): (first,),
+        ("act", "b"): (first,),
+        ("b", "act"): (second,),
+        ("act", "c"): (second,),
+    }
 
 
 def within(inner: str, outer: str) -> bool:
