@@ -57,7 +57,7 @@ class Graph {
     this.#defs();
     this.world = svgElement(this.svg, "g", { class: "world" });
     this.layers = {};
-    for (const name of ["all", "flow", "hover", "near", "path", "nodes"]) {
+    for (const name of ["all", "hover", "near", "flow", "path", "nodes"]) {
       this.layers[name] = svgElement(this.world, "g", { class: `layer ${name}` });
     }
     this.shield = htmlElement(this.stage, "div", "shield");
@@ -253,6 +253,7 @@ class Graph {
   // Draws the edges that have a paint of their own, whether or not all edges are drawn.
   #drawFlow() {
     this.layers.flow.replaceChildren();
+    this.root.classList.toggle("flows", this.model.flow.length > 0);
     this.#tell("");
     for (const { edge: [u, v], width, color, text } of this.model.flow) {
       if (!this.index.boxes.has(u) || !this.index.boxes.has(v)) continue;

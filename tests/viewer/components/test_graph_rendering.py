@@ -90,6 +90,20 @@ def test_painted_edges_say_their_number_under_the_pointer(show: Show, page: Any)
     expect(page.locator(".legend")).to_contain_text("computed")
 
 
+def test_painted_edges_keep_their_colours_beside_the_selected_node(show: Show, page: Any) -> None:
+    flow = [{"edge": ["embed", "blocks.0"], "width": 4, "color": "#d1561f", "text": "effect 0.5"}]
+    shown = show(lambda: graph(flow=flow, selected="blocks.0"))
+    near = page.locator(".near path")
+    strokes = "els => [...new Set(els.map((e) => getComputedStyle(e).stroke))]"
+    expect(near).not_to_have_count(0)
+    assert len(near.evaluate_all(strokes)) == 1  # neither of the two colours
+    on_top = "e => [...e.closest('svg').querySelectorAll('.near, .flow')].at(-1).contains(e)"
+    assert page.locator(".flow path").evaluate(on_top)
+    shown.set(flow=[])
+    expect(page.locator(".flow path")).to_have_count(0)
+    assert len(near.evaluate_all(strokes)) == 2
+
+
 LARGE = scene_of(*(f"blocks.{i}" for i in range(60)), "blocks", network=transformer(60))
 LEGEND = {"title": "grad std", "low": "0", "high": "1", "colors": ["#440154", "#fde725"]}
 
