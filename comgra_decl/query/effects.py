@@ -14,6 +14,7 @@ from comgra_decl.errors import UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures.units import induction
 from comgra_decl.records import EFFECT_PREFIX, INTERVENTION, INTERVENTION_PREFIX, SlotInfo
 from comgra_decl.spec.interventions import INTO, NODE
+from comgra_decl.store.layout import RecordColumn
 
 from .preview import axis_names
 
@@ -148,9 +149,11 @@ def induction_table(snapshot: Snapshot, step: int | None, type_: str | None) -> 
             weights = snapshot.view.value(record, slot.id)
             if weights is None or weights.shape[-1] != weights.shape[-2]:
                 continue
+            if slot.batch_dim is None:
+                weights = _by_sample(weights[0], snapshot, record)
             by_head = weights.reshape(len(weights), -1, *weights.shape[-2:])
             tokens = read.get(weights.shape[-1])
-            if tokens is None or len(tokens) < len(weights):
+            if tokens is None or not len(weights) or len(tokens) < len(weights):
                 continue
             scores, queries = induction(by_head, tokens[: len(weights)])
             key = (at, slot.key.node, slot.key.iteration)
@@ -165,8 +168,26 @@ def induction_table(snapshot: Snapshot, step: int | None, type_: str | None) -> 
     return pd.DataFrame(rows, columns=names).set_index(names[:4])
 
 
+def _by_sample(weights: NDArray[Any], snapshot: Snapshot, record: int) -> NDArray[Any]:
+    """Return attention weights of the recorded samples, [samples, heads, queries, keys].
+
+    Args:
+        weights: those of the whole batch, [samples * heads, queries, keys], as
+            `nn.MultiheadAttention` computes them.
+        snapshot: the run.
+        record: number of the record.
+    """
+    size = snapshot.view.records[record, RecordColumn.BATCH_SIZE]
+    samples = [i for i in snapshot.view.samples(record) if i >= 0]
+    if not size >= 1 or len(weights) % int(size):
+        return weights[:0, None]
+    return weights.reshape(int(size), -1, *weights.shape[-2:])[samples]
+
+
 def _is_attention(slot: SlotInfo) -> bool:
-    if slot.key.pass_ != "forward" or slot.kind != "computed" or slot.batch_dim != 0:
+    if slot.key.pass_ != "forward" or slot.kind != "computed":
+        return False
+    if slot.batch_dim != 0 and (slot.batch_dim is not None or len(slot.shape) != 3):
         return False
     names = axis_names(slot, slot.shape[1:], whole_numbers=False)
     return names[-2:] == ("query", "key")

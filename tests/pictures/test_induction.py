@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional as F
 
 import comgra_decl as comgra
@@ -107,3 +108,31 @@ def test_a_run_without_attention_says_what_to_record(tmp_path: Path) -> None:
     assert session.path is not None
     with pytest.raises(UnknownNameError, match="The `attention` preset records both"):
         comgra.open_run(session.path).induction()
+
+
+class WithWeights(nn.Module):
+    """torch's attention, which by default computes the weights of all samples and heads in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(TOKENS, 8)
+        self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.embed(tokens)
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        return self.attend(x, x, x, attn_mask=mask, average_attn_weights=False)
+
+
+def test_attention_of_torch_that_returns_its_weights(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, tokens = WithWeights(), torch.randint(TOKENS, (4, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    weights = model(tokens)[1].detach().numpy()
+    with comgra.trace("attention", root=tmp_path) as session:
+        model(tokens)[0].square().mean().backward()
+        optimizer.step()
+    found = comgra.open_run(session.path or "").induction()
+    expected, queries = induction(weights[:2], tokens[:2].numpy())  # samples: {count: 2}
+    np.testing.assert_allclose(found["score"], expected, rtol=1e-6)
+    assert found["queries"].tolist() == [queries] * 2
