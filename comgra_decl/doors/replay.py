@@ -20,6 +20,7 @@ from torch import nn
 from comgra_decl.doors import environment
 from comgra_decl.doors.look import OF_TENSORS, Look, remove_with
 from comgra_decl.errors import ComgraError, ReplayError, did_you_mean, shown
+from comgra_decl.hooks.call_context import is_inner_step
 from comgra_decl.hooks.hook_lists import before_steps, tidy
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.copying import unwrapped
@@ -530,8 +531,8 @@ class _Player:
         if not any(parameter.requires_grad for parameter in self._inner.parameters()):
             raise ReplayError("change.freeze: no parameter of the model is left to train")
 
-    def _count(self, optimizer: Any, *_: Any) -> None:
-        self._taken += _innermost(optimizer) is optimizer
+    def _count(self, *_: Any) -> None:
+        self._taken += not is_inner_step(inspect.currentframe())
 
     def _clip(self, optimizer: Any, *_: Any) -> None:
         if optimizer is self._optimizer:

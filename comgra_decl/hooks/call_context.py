@@ -94,6 +94,15 @@ def is_nested_step(frame: FrameType | None, optimizer: Any) -> bool:
     return sum(bool(args) and args[0] is optimizer for args in given) > 1
 
 
+def is_inner_step(frame: FrameType | None) -> bool:
+    """Return whether the optimizer step that a frame belongs to runs inside another one."""
+    steps = 0
+    while frame is not None and steps < 2:
+        steps += frame.f_code is OPTIMIZER_STEP
+        frame = frame.f_back
+    return steps > 1
+
+
 def is_within_call(frame: FrameType | None) -> bool:
     """Return whether the module call that a frame belongs to is nested in another module call."""
     calls = 0

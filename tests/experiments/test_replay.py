@@ -312,6 +312,17 @@ def closed(model: nn.Module, _: nn.Module, optimizer: torch.optim.Optimizer) -> 
     optimizer.step(closure)
 
 
+def only_closed(model: nn.Module, _: nn.Module, __: torch.optim.Optimizer) -> None:
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
+
+    def closure() -> Tensor:
+        loss: Tensor = model(torch.ones(2, 3)).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
 def twice(model: nn.Module, _: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model(torch.ones(2, 3)).sum().backward()
     optimizer.step()
@@ -336,6 +347,7 @@ REFUSED = {
     several: r"several models \(Sequential and Linear\).* Make them modules of one model",
     parts: "calls parts of Sequential separately. Call them in the `forward` of one module",
     closed: r"calls the model itself \(`optimizer.step\(closure\)`\)",
+    only_closed: r"calls the model itself \(`optimizer.step\(closure\)`\)",
     twice: "more than one optimizer step. Use one optimizer",
     by_hand: "no torch optimizer ends the step",
     with_object: "calls.0.args.0 contains an object of the class Graph",
@@ -442,6 +454,30 @@ def test_a_train_step_with_two_optimizer_steps_is_refused(
 
     with pytest.raises(ReplayError, match="must take one optimizer step, but took 2"):
         played(run, 0, loss=None, train_step=twice)
+
+
+class Decayed(torch.optim.SGD):
+    """Calls the step of its base class, which has hooks of its own."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["lr"] *= 0.9
+        return super().step(closure)
+
+
+def test_an_optimizer_that_calls_another_step_within_its_own_takes_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    optimizer = Decayed(model.parameters(), lr=0.1)
+    with comgra.trace(REPLAYED, root=tmp_path) as session:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).square().sum().backward()
+            optimizer.step()
+    expected = copy.deepcopy(model.state_dict())
+    run, loss = comgra.open_run(session.path or ""), lambda output: output.square().sum()
+    comgra.replay(run, 1, model=model, optimizer=optimizer, loss=loss)
+    torch.testing.assert_close(model.state_dict(), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("evaluating", [False, True])

@@ -75,6 +75,7 @@ class Replays:
         self._node = ""  # of the model; "" before it is called in a step
         self._module = 0  # its id
         self._model: weakref.ref[nn.Module] | None = None
+        self._closure = False  # whether an optimizer calls a function, perhaps the model
         self._whole = False  # whether the optimizer's state is part of it
         self._facts: dict[str, Any] = {}
         self._calls: list[dict[str, Any]] = []
@@ -172,6 +173,7 @@ class Replays:
 
     def stepping(self, optimizer: torch.optim.Optimizer, *, closure: bool) -> None:
         """Read an optimizer that is about to step."""
+        self._closure |= closure
         if not self._node:
             return
         if closure or "optimizer" in self._facts:
@@ -207,6 +209,7 @@ class Replays:
 
     def drop(self) -> None:
         """Forget the step, which is not recorded."""
+        self._closure = False
         if self._node:
             self._capture.drop()
             self._node, self._facts, self._calls, self.nbytes = "", {}, [], 0
@@ -239,10 +242,11 @@ class Replays:
     def ended(self, info: StepInfo, table: SlotTable) -> RawStep | None:
         """Return the record with what the step needs; None if it is neither due nor next."""
         if not self._node:
+            self._closure = False
             self.following = 0  # a step in between is missing
             return None
         if "optimizer" not in self._facts:
-            self._refuse(_BY_HAND)
+            self._refuse(_CLOSURE if self._closure else _BY_HAND)
         self.following = self._steps - 1 if self._whole else max(0, self.following - 1)
         own = StepInfo(info.step, info.time, REPLAY, PROBE_MODE)
         if self._refused is not None:
@@ -255,6 +259,7 @@ class Replays:
             self._refuse("; ".join(f"{n}: {why}" for n, why in self._capture.refused.items()))
             own.extra[REPLAY] = {"refused": self._refused}
         self._node, self._facts, self._calls, self.nbytes = "", {}, [], 0
+        self._closure = False
         return raw
 
 
