@@ -21,6 +21,7 @@ function drawLegend(element, index, heat, legend) {
 
 function drawRamp(element, legend) {
   htmlElement(element, "span", "title", legend.title);
+  if (!legend.colors?.length) return;
   if (legend.log) htmlElement(element, "span", "end", "log scale");
   htmlElement(element, "span", "end", legend.low);
   const colours = (legend.colors || []).map((colour) => safeColour(colour, "#888888"));

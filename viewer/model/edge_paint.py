@@ -58,7 +58,8 @@ def paint_of(
     try:
         effects = view.now(("edge effects", name, step), lambda: view.run.edge_effects(name, step))
     except ComgraError as error:
-        return [], _legend(f"effects of {name}: none", 0.0, str(error))
+        why = str(error)
+        return [], {"title": f"no effects of {name}: {why}", "low": "", "high": "", "help": why}
     box = {member: each.id for each in scene.boxes for member in each.members}
     together: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for edge in effects.through:

@@ -66,9 +66,12 @@ def labels(view: RunView, ids: NDArray[Any]) -> NDArray[np.object_]:
 
 
 def joined(words: Iterable[str]) -> str:
-    """Return tokens as text. Spaces are added unless tokens are letters or contain the spaces."""
+    """Return tokens as text. Spaces are added unless tokens are letters or contain the spaces.
+
+    Single digits are not letters, because they are numbers of tokens as a rule.
+    """
     parts = [*words]
-    letters = all(len(part) == 1 for part in parts)
+    letters = all(len(part) == 1 for part in parts) and not all(map(str.isdigit, parts))
     spaced = any(len(part) > 1 and part.startswith(" ") for part in parts)
     return ("" if letters or spaced else " ").join(parts)
 

@@ -90,3 +90,16 @@ def test_only_interventions_with_paths_are_offered(root: Path) -> None:
     assert dashboard.state.colour == "kind"
     dashboard = Dashboard(Catalogue(root), query="?section=inspect&colour=effects:paths")
     assert dashboard.state.colour == "effects:paths"
+
+
+def test_a_run_without_a_graph_says_so_in_the_legend(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Language()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with comgra.trace({**SPEC, "schedule": {"every": 1}, "graph": False}, root=tmp_path):
+        for _ in range(2):
+            model(torch.randint(TOKENS, (6, 5))).square().mean().backward()
+            optimizer.step()
+    view, flow = drawn(tmp_path, "step=0&colour=effects:paths")
+    assert flow == {}
+    assert "the run has no graph; record one with `graph: true`" in view.legend["title"]

@@ -168,3 +168,9 @@ def test_tokens_are_joined_as_they_were_split() -> None:
     assert [label(word) for word in (" ", "\n", "\u202eab", " the")] == [
         "\u2423", "\u23ce", "\\u202eab", " the",
     ]  # fmt: skip
+
+
+def test_numbers_of_tokens_are_apart_even_if_each_has_one_digit() -> None:
+    assert joined(["0", "4", "1"]) == "0 4 1"
+    assert joined(["a", "4", "c"]) == "a4c"
+    assert joined(["9", "10"]) == "9 10"
