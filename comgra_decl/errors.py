@@ -119,6 +119,10 @@ class EditError(ComgraError, ValueError):
     """A change cannot be made permanent in weights; the message states the reason."""
 
 
+class PlanError(ComgraError, ValueError):
+    """A training script cannot be planned; the message holds the end of its output."""
+
+
 class ReplayError(ComgraError, ValueError):
     """A step cannot be replayed; the message says why, and what to do."""
 

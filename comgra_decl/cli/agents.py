@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import io
 import json
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from comgra_decl.cli.describe import plain
-from comgra_decl.errors import ComgraError, UnknownNameError, did_you_mean, shown
+from comgra_decl.errors import ComgraError, PlanError, UnknownNameError, did_you_mean, shown
 from comgra_decl.sinks.naming import TRAIN
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ LIMIT = 8000
 SERIES_LIMIT = 2000
 """Largest number of characters of a series."""
 
+_PLAN_SECONDS = 600
+_LAST_LINES = 12  # of standard error that are shown
+
 _POINTS = 36
 _ROWS = 40
 
@@ -35,10 +41,15 @@ class Agent:
     """Answer questions about the runs below a folder; reads nothing outside it.
 
     Each answer is JSON of limited length. "run" is "group/name", "name", or empty for the newest.
+
+    Args:
+        root: the folder.
+        allow_plan: whether agents may run training scripts for a few steps, to plan what to record.
     """
 
-    def __init__(self, root: Location) -> None:
+    def __init__(self, root: Location, *, allow_plan: bool = False) -> None:
         self._root = root
+        self._allow_plan = allow_plan
 
     @property
     def tools(self) -> list[Callable[..., Any]]:
@@ -51,6 +62,7 @@ class Agent:
             self.series,
             self.row,
             self.compare,
+            *([self.plan] if self._allow_plan else []),
         ]
 
     def list_runs(self) -> str:
@@ -197,6 +209,32 @@ class Agent:
         needed("PIL.Image", "mcp").fromarray(tiled(values)).save(file, "PNG")
         return file.getvalue()
 
+    def plan(self, script: str, spec: str = "debug", overrides: str = "") -> str:
+        """Run a training script for at most seven steps; return what a spec would record.
+
+        `script` is a path with arguments, as in a shell; `spec` a preset or a YAML file;
+        `overrides` are separated by spaces, such as "schedule.every=10 samples.count=4".
+        """
+        words = ["plan", "--json", "--spec", spec, *shlex.split(overrides), *shlex.split(script)]
+        code = "import sys; from comgra_decl.cli.main import main; main(sys.argv[1:])"
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-c", code, *words],
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=_PLAN_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise PlanError(f"the script did not end within {_PLAN_SECONDS} seconds") from None
+        try:
+            return _told(json.loads(ended.stdout))
+        except ValueError:
+            lines = [line for line in ended.stderr.splitlines() if line.strip()]
+            told = "\n".join(lines[-_LAST_LINES:])
+            raise PlanError(f"the script ended with code {ended.returncode}:\n{told}") from None
+
     def _run(self, name: str) -> Run:
         from comgra_decl.query import list_runs, open_run
 
@@ -213,8 +251,12 @@ class Agent:
         )
 
 
-def server(root: Path) -> Any:
+def server(root: Path, *, allow_plan: bool = False) -> Any:
     """Return an MCP server for the runs below a folder.
+
+    Args:
+        root: the folder.
+        allow_plan: whether the server has the tool `plan`, which runs training scripts.
 
     Raises:
         MissingPackageError: the MCP SDK is not installed.
@@ -226,7 +268,7 @@ def server(root: Path) -> Any:
 
     require_folder(location(root))
     module = needed("mcp.server.mcpserver", "mcp")
-    agent = Agent(location(root))
+    agent = Agent(location(root), allow_plan=allow_plan)
     built = module.MCPServer(
         "comgra_decl",
         instructions="Recorded training runs: what happened inside a network, and what went wrong. "

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.cli.agents import _POINTS, LIMIT, SERIES_LIMIT, Agent, _extremes, server
-from comgra_decl.errors import UnknownNameError
+from comgra_decl.errors import PlanError, UnknownNameError
 from comgra_decl.query import open_run
 from comgra_decl.records import ScalarBatch
 from comgra_decl.store import RunWriter
@@ -146,3 +146,36 @@ def test_the_clients_of_the_sdk_list_call_and_see(root: Path) -> None:
     assert wrong.is_error
     assert "did you mean 'head'" in wrong.content[0].text
     assert picture.content[0].mime_type == "image/png"
+
+
+PROGRAM = """
+import torch
+
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(9):
+    optimizer.zero_grad()
+    model(torch.randn(4, 3)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_agents_plan_only_where_scripts_may_run(root: Path, allowed: bool) -> None:
+    tools = {tool.__name__ for tool in Agent(root, allow_plan=allowed).tools}
+    assert ("plan" in tools) is allowed
+
+
+@pytest.mark.slow
+def test_a_plan_says_what_a_spec_records_or_why_the_script_failed(
+    root: Path, tmp_path: Path
+) -> None:
+    agent = Agent(root, allow_plan=True)
+    script = tmp_path / "train.py"
+    script.write_text(PROGRAM)
+    told = json.loads(agent.plan(str(script), overrides="samples.count=2"))
+    assert {each["node"] for each in told["tensors"]} >= {"Linear", "input", "loss"}
+    assert len(json.dumps(told)) <= LIMIT
+    script.write_text("raise ValueError('no data')")
+    with pytest.raises(PlanError, match="no data"):
+        agent.plan(str(script))
