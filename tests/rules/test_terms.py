@@ -905,3 +905,116 @@ def test_sequences_whose_end_is_ignored(end: bool, tmp_path: Path) -> None:
         return F.cross_entropy(logits.mT, text[:, 1:], ignore_index=0)
 
     assert ("ignored_end" in names(tmp_path, loss, Speaker(words=9), steps=8)) is not end
+
+
+@pytest.mark.parametrize(("choice", "negated"), [("min", False), ("max", True)])
+@pytest.mark.parametrize("right", [True, False])
+def test_the_side_on_which_an_objective_is_clipped(
+    choice: str, negated: bool, right: bool, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x, actions = torch.randn(N, 4), torch.randint(0, 3, (N,))
+        logits, values = model(x)
+        advantage = torch.randn(N)
+        now = gathered(logits, actions)
+        ratio = (now - now.detach()).exp()
+        weight = -advantage if negated else advantage
+        chooses = torch.min if (choice == "min") is right else torch.max
+        policy = chooses(weight * ratio, weight * ratio.clamp(0.8, 1.2)).mean()
+        return (policy if negated else -policy) + values.square().mean()
+
+    assert ("wrong_clipping" in names(tmp_path, loss, ActorCritic())) is not right
+
+
+@pytest.mark.parametrize("log_prob", [gathered, distributed])
+@pytest.mark.parametrize("twice", [True, False])
+def test_policies_of_probabilities(log_prob: LogProb, twice: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        logits = model(torch.randn(N, 4))[0]
+        chosen = log_prob(logits.softmax(-1) if twice else logits, torch.randint(0, 3, (N,)))
+        return -(chosen * torch.randn(N)).mean()
+
+    assert ("policy_of_probabilities" in names(tmp_path, loss, ActorCritic())) is twice
+
+
+@pytest.mark.parametrize(("dim", "wrong"), [(-1, False), (1, True)])
+def test_attention_over_the_heads(dim: int, wrong: bool, tmp_path: Path) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.all, self.head = nn.Linear(16, 48), nn.Linear(16, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.all(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            y = (q @ k.mT / 8**0.5).softmax(dim) @ v
+            out: Tensor = self.head(y.transpose(1, 2).flatten(2))
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 6, 16)
+        return F.mse_loss(model(x), x[..., :1].cumsum(1))
+
+    assert ("softmax_axis" in names(tmp_path, loss, Heads())) is wrong
+
+
+@pytest.mark.parametrize(("dim", "wrong"), [(1, False), (0, True)])
+def test_log_probabilities_of_chosen_rows(dim: int, wrong: bool, tmp_path: Path) -> None:
+    chosen = torch.randperm(N)[:20]
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        y = (x[:, 0] > 0).long()
+        return F.nll_loss(model(x).log_softmax(dim)[chosen], y[chosen])
+
+    assert ("batch_mixing" in names(tmp_path, loss, mlp(4, 2))) is wrong
+
+
+class Tagger(nn.Module):
+    """A recurrent tagger of padded sentences, which receives their lengths."""
+
+    def __init__(self, *, batch_first: bool) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 16, padding_idx=0), nn.Linear(16, 3)
+        self.rnn = nn.GRU(16, 16, batch_first=batch_first)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        out: Tensor = self.head(self.rnn(self.words(tokens))[0])
+        return out * (lengths > 0)[:, None, None]
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_taggers_that_read_the_batch_as_time(batch_first: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        tokens, lengths = torch.randint(1, 9, (20, 8)), torch.randint(3, 9, (20,))
+        tokens = tokens.masked_fill(torch.arange(8) >= lengths[:, None], 0)
+        return F.cross_entropy(model(tokens, lengths).mT, tokens % 3, ignore_index=0)
+
+    def training() -> None:
+        fit(Tagger(batch_first=batch_first), loss, steps=8)
+
+    findings = found(tmp_path, training, perturbations=True)
+    assert ("samples_mixed" in findings) is not batch_first
+    if not batch_first:
+        assert "rnn (GRU) lacks batch_first=True" in findings["samples_mixed"].message
+
+
+def test_a_target_that_was_broadcast_before_a_difference(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        y = (x.sum(1) + torch.randn(N, 1)).detach()
+        return (model(x)[:, 0] - y).square().mean()
+
+    assert "silent_broadcasting" in names(tmp_path, loss, mlp(4, 1))
+
+
+def test_logits_beside_probabilities_of_another_loss(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x, y = torch.randn(4, 3, 8, 8), torch.randint(0, 3, (4, 8, 8))
+        likely = model(x).softmax(1)
+        wanted = F.one_hot(y, 3).movedim(-1, 1).float()
+        overlap = 1 - (2 * likely * wanted).sum() / (likely + wanted).sum()
+        return overlap + F.cross_entropy(model(x), y)
+
+    findings = found(tmp_path, lambda: fit(nn.Conv2d(3, 3, 3, padding=1), loss, steps=12))
+    assert "probabilities_as_logits" not in findings
+    assert {f.severity for f in findings.values()} <= {"hint"}

@@ -262,6 +262,9 @@ class _Perturbed:
         """Return whether the samples seem to be along the second dimension (time comes first)."""
         if found < _SHARE:
             return False
+        integers = [t for t in self._given.values() if not t.is_floating_point()]
+        if any(t.dim() == 1 or padded_share(t) for t in integers):
+            return False  # lengths, and rows that end with padding, belong to samples
         for path, tensor in self._given.items():
             if tensor.dim() < 2 or tensor.shape[1] < 2 or self._before.dim() < 2:
                 continue

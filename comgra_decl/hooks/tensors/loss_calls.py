@@ -18,6 +18,9 @@ RESHAPING = (
 ).split()
 """Autograd's names for functions that move, select or copy elements without changing them."""
 
+_OF_ROWS = frozenset({"Index", "IndexSelect", "Slice", "Clone", "Contiguous"})
+"""Functions that choose rows and keep the dimensions, if the number of dimensions is the same."""
+
 _MOST_HOPS = 16
 _MOST_NODES = 20_000
 _SOFTMAXES = ("Softmax", "LogSoftmax")
@@ -75,16 +78,18 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
 
     Returns:
         `{"made_by": "Softmax", "dim": 1}`. "dim" is missing if the function has no dimension, or if
-        elements were moved afterwards, because that may change dimensions. Empty if autograd has no
-        information.
+        elements were moved afterwards other than by choosing rows, because that may change
+        dimensions. Empty if autograd has no information.
     """
-    node = gradient_function(tensor)
-    for hops in range(_MOST_HOPS):
+    node, rows_only = gradient_function(tensor), True
+    for _ in range(_MOST_HOPS):
         if node is None:
             return {}
         name = function_name(node)
         if name not in RESHAPING:
-            return {"made_by": name, **({} if hops else _dimension(node))}
+            kept = rows_only and len(_shape(node)) in (0, tensor.dim())
+            return {"made_by": name, **(_dimension(node) if kept else {})}
+        rows_only &= name in _OF_ROWS
         following = node.next_functions
         node = following[0][0] if following else None
     return {}

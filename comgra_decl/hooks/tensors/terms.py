@@ -54,6 +54,9 @@ def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
           size, "form" is "categorical", "gaussian" or "bernoulli", "ratio" is whether the
           probabilities are divided by others, "labels" whether a cross-entropy selects them,
           "elements" their number. "factor" holds the first 256 elements.
+          "twice" is whether a softmax is applied to the result of another one.
+        - "clipping": a term chooses between a ratio times a factor and a clipped ratio times it;
+          "wrong" if it chooses the larger gain.
         - "attached factor": the factor of such a term has a gradient and contains a difference of
           data and an output.
         - "attached ratio": both probabilities of a ratio carry gradients; "same" if they are the
@@ -78,7 +81,7 @@ def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
         return []
     with quiet():
         weights = _weights((start, 0))
-        policies = [*_policies(weights)]
+        policies = [*_policies(weights), *_clippings(weights)]
         found = [*policies, *_residuals(weights), *_entropies(weights)]
         if any(term.get("form") == "gaussian" for term in policies):
             found += _gaussian_entropies(weights)
@@ -183,12 +186,14 @@ class _Probability:
         sign: 1 if it grows with them.
         ratio: whether it is a ratio of probabilities.
         labels: whether a loss of a classification selects them.
+        twice: whether a softmax is applied to probabilities.
     """
 
     form: str
     sign: int
     ratio: bool
     labels: bool
+    twice: bool
 
 
 @dataclass
@@ -199,12 +204,13 @@ class _Walk:
     ratio: bool = False
     chosen: bool = False
     labels: bool = False
+    twice: bool = False
     hops: int = field(default=0)
 
     def found(self, form: str, sign: int) -> _Probability | None:
         if not self.chosen and form != "gaussian":
             return None
-        return _Probability(form, sign, self.ratio, self.labels)
+        return _Probability(form, sign, self.ratio, self.labels, self.twice)
 
 
 def _probability(pair: Pair, walk: _Walk | None = None) -> _Probability | None:
@@ -229,6 +235,7 @@ def _probability(pair: Pair, walk: _Walk | None = None) -> _Probability | None:
 def _end_of(node: Any, name: str, walk: _Walk) -> _Probability | None:
     """Return the probability that a node computes from a model's output; None if it is none."""
     if name in ("LogSoftmax", "Softmax"):
+        walk.twice = _is_softmax(node.next_functions[0])
         return walk.found("categorical", walk.sign)
     if name == "Pow":  # a density falls with the distance
         return walk.found("gaussian", -walk.sign)
@@ -257,9 +264,17 @@ def _passes(node: Any, name: str, given: list[tuple[int, Pair]], walk: _Walk) ->
     return name in _MONOTONE or name in ("Log", "Expand")
 
 
+def _is_softmax(pair: Pair) -> bool:
+    node = pair[0]
+    while node is not None and function_name(node) in RESHAPING:
+        node = node.next_functions[0][0]
+    return node is not None and function_name(node) == "Softmax"
+
+
 def _of_a_sum(name: str, given: list[tuple[int, Pair]], walk: _Walk) -> _Probability | None:
     minus = {"Add": None, "Sub": 1, "Rsub": 0}[name]
     if len(given) == 2 and name == "Sub" and function_name(given[1][1][0]) == "Logsumexp":
+        walk.twice = _is_softmax(given[0][1])
         return walk.found("categorical", walk.sign)
     for at, each in given:
         sign = -walk.sign if at == minus else walk.sign
@@ -306,6 +321,7 @@ def _policy(weight: float, factor: torch.Tensor, found: _Probability) -> dict[st
         "form": found.form,
         "ratio": found.ratio,
         "labels": found.labels,
+        "twice": found.twice,
         "elements": factor.numel(),
         "factor": _first_elements(factor),
     }
@@ -318,6 +334,31 @@ def _is_plain_weight(factor: torch.Tensor, found: _Probability) -> bool:
     if found.form == "categorical":
         return False
     return bool((factor >= 0).all()) or bool((factor <= 0).all())
+
+
+def _clippings(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
+    """Yield the choices between a gain and a clipped gain.
+
+    The loss -min(r A, clip(r) A), which is max(-r A, -clip(r) A), is pessimistic.
+    """
+    for pair, weight in weights.items():
+        name = function_name(pair[0])
+        sides = [each for each in pair[0].next_functions if each[0] is not None]
+        if name not in ("Minimum", "Maximum") or len(sides) != 2 or not isfinite(weight):
+            continue
+        found = [_probability(_without_factor(side)) for side in sides]
+        if all(each is not None and each.ratio for each in found):
+            yield {"kind": "clipping", "wrong": (name == "Minimum") == (weight > 0)}
+
+
+def _without_factor(pair: Pair) -> Pair:
+    """Return what is multiplied by a tensor without a gradient, if anything is."""
+    while pair[0] is not None and function_name(pair[0]) in {*RESHAPING, "Neg", "Mul"}:
+        given = [each for each in pair[0].next_functions if each[0] is not None]
+        if len(given) != 1:
+            break
+        pair = given[0]
+    return pair
 
 
 def _attached(one: Pair, other: Pair) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,8 @@ class SoftmaxAxis(Rule):
     severity = "error"
     certainty = 0.85
     definition = (
-        "The result of a softmax over one of the last two dimensions, both of the same size, "
+        "The result of a softmax over one of the last two dimensions, both of the same size, or "
+        "over the dimension before them (the heads), "
         "enters a matrix product (matmul, bmm, `@` or einsum) that sums over the other of the two. "
         "Or a softmax over the samples of a batch enters a product that sums over another "
         "dimension. The weights in each sum then do not add up to 1. The rule checks neither "
@@ -64,7 +65,8 @@ def _is_wrong(fact: dict[str, Any]) -> bool:
     shape, dim, summed = [*fact["shape"]], int(fact["dim"]), [*fact["summed"]]
     last = {len(shape) - 1, len(shape) - 2}
     square = len(shape) > 2 and shape[-1] == shape[-2] > 1
-    return square and dim in last and dim not in summed and len({*summed} & last) == 1
+    heads = len(shape) - 3 if len(shape) > 3 else -1
+    return square and dim in last | {heads} and dim not in summed and len({*summed} & last) == 1
 
 
 def _is_over_batch(fact: dict[str, Any], batches: set[int]) -> bool:

@@ -90,6 +90,7 @@ class IdenticalViews(Rule):
                         scene,
                         place=scene.table.place(slot),
                         first_step=first,
+                        **({"severity": "hint"} if scene.supervised else {}),
                         message=f"{node} is called twice per step and receives exactly the same "
                         "input both times, so its outputs are the same. The two views of each "
                         "pair are identical.",

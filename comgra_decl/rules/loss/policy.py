@@ -125,6 +125,82 @@ class PolicySign(Rule):
         return _policies_missing(scene)
 
 
+class WrongClipping(FactRule):
+    """Clipped objectives that choose the larger gain."""
+
+    name = "wrong_clipping"
+    certainty = 0.8
+    definition = (
+        "A loss contains the minimum of two ratios of probabilities times a factor, one of them "
+        "clipped, with a positive sign, or their maximum with a negative sign. The objective then "
+        "chooses the larger of the two gains, so that clipping does not limit large steps."
+    )
+    source = (
+        "Schulman et al., Proximal Policy Optimization (2017), equation 7: the objective is the "
+        "smaller of the two."
+    )
+    advice = (
+        "Maximize the minimum: loss = -min(ratio * A, clipped * A).mean(), which is "
+        "max(-ratio * A, -clipped * A).mean()."
+    )
+    explained_by = ("policy_sign",)
+    kind = "clipping"
+    of_terms = True
+
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the objectives that choose the larger gain."""
+        return [term for term in super().chosen(scene) if term["wrong"]]
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            "The clipped objective chooses the larger of the two gains instead of the smaller one "
+            "(min and max are swapped, or a sign is), so clipping does not limit the steps of the "
+            "policy."
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return None if scene.terms("clipping") else "no loss contains a clipped objective"
+
+
+class PolicyOfProbabilities(FactRule):
+    """Policies that apply a softmax to probabilities."""
+
+    name = "policy_of_probabilities"
+    severity = "error"
+    certainty = 0.9
+    definition = (
+        "The log-probabilities of chosen actions in a loss are computed by a softmax of the result "
+        "of another softmax, as by Categorical(logits=probabilities)."
+    )
+    source = (
+        "PyTorch's documentation of torch.distributions.Categorical: `logits` are normalized, "
+        "`probs` are probabilities."
+    )
+    advice = (
+        "Pass logits as logits, or probabilities as Categorical(probs=...): remove the softmax at "
+        "the end of the model."
+    )
+    kind = "policy"
+    of_terms = True
+
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the policies with two softmaxes."""
+        return [term for term in super().chosen(scene) if term["twice"]]
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            "The policy applies a softmax to probabilities, which are between 0 and 1, so all "
+            "actions remain nearly equally likely."
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return _policies_missing(scene)
+
+
 class FreshActions(FactRule):
     """Log-probabilities of actions that were never executed."""
 

@@ -19,8 +19,9 @@ class SilentBroadcasting(Rule):
         "An element-wise loss (`mse_loss`, `l1_loss`, `smooth_l1_loss`, `huber_loss` or a "
         "subtraction) receives a prediction and a target with different numbers of dimensions, "
         "such as [64, 1] and [64]. The two are broadcast to more elements than either of them "
-        "has, so that every prediction is compared with every target. Also reported: a loss "
-        "function whose prediction has the shape [n, 1] and whose target has more columns. The "
+        "has, so that every prediction is compared with every target. Also reported: a prediction "
+        "of shape [n] and a target of shape [n, n], and a loss function whose prediction has the "
+        "shape [n, 1] and whose target has more columns. The "
         "rule checks the shapes "
         "passed to the function. In a subtraction, the longer shape must end in 1, or have a 1 "
         "next to the batch dimension and at least two more dimensions. Other shapes are ignored, "
@@ -72,7 +73,7 @@ def _misfit(call: LossCall) -> bool:
     except ValueError:
         return False
     if prod(result) <= max(prod(a), prod(b)):
-        return False
+        return len(a) == 1 and b == (a[0], a[0])  # a target that was itself broadcast
     longer = max(a, b, key=len)
     distances = len(longer) == 3 and longer[-1] != 1  # [n, 1, d] - [m, d]
     return not (call.function.endswith(("sub", "sub__")) and distances)

@@ -27,6 +27,10 @@ _UNEVEN = 0.1  # difference of the sum of probabilities from 1
 _LOGARITHMS = ("LogSoftmax", "LogSigmoid", "Log", "Logsumexp")
 
 
+_LAYERS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Convolution", "Linear"})
+"""Functions whose results are no probabilities, by their names in autograd."""
+
+
 class ProbabilitiesAsLogits(SlotRule):
     """Probabilities passed to a cross-entropy, which applies the softmax again."""
 
@@ -54,7 +58,7 @@ class ProbabilitiesAsLogits(SlotRule):
         self._classes = np.zeros(len(table), np.int64)
         for call in self._calls(self.scene):
             slot = prediction_of(self.scene, call)
-            if slot is not None:
+            if slot is not None and call.prediction.made_by not in _LAYERS:
                 self._classes[slot] = call.classes
         return self._classes > 1
 
