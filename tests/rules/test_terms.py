@@ -1018,3 +1018,23 @@ def test_logits_beside_probabilities_of_another_loss(tmp_path: Path) -> None:
     findings = found(tmp_path, lambda: fit(nn.Conv2d(3, 3, 3, padding=1), loss, steps=12))
     assert "probabilities_as_logits" not in findings
     assert {f.severity for f in findings.values()} <= {"hint"}
+
+
+def test_the_last_state_of_a_loop_may_be_unused(tmp_path: Path) -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.state, self.out = nn.Linear(5, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            state, outs = torch.zeros(N, 4), []
+            for t in range(x.shape[1]):
+                outs.append(self.out(state))
+                state = F.relu(self.state(torch.cat([state, x[:, t]], 1)))
+            return torch.cat(outs, 1)
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 6, 1)
+        return F.mse_loss(model(x), x[..., 0].cumsum(1))
+
+    assert "unused_result" not in names(tmp_path, loss, Loop())

@@ -44,10 +44,11 @@ class Results:
 
     _left: dict[int, _Result] = field(default_factory=dict)
     _gone: list[_Result] = field(default_factory=list)  # those that no longer exist
+    _used: set[str] = field(default_factory=set)  # lines of which some result is used
 
     def release(self) -> None:
         """Forget all results."""
-        self._left, self._gone = {}, []
+        self._left, self._gone, self._used = {}, [], set()
 
     def receive(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """Remove the arguments of a call."""
@@ -55,6 +56,7 @@ class Results:
             for tensor in tensors_of((*args, *kwargs.values())):
                 known = self._left.get(id(tensor))
                 if known is not None and known.tensor() is tensor:
+                    self._used.add(known.unused.where)
                     del self._left[id(tensor)]
 
     def wants(self, name: str, args: tuple[Any, ...], result: Any) -> bool:
@@ -72,9 +74,15 @@ class Results:
         self._left[id(result)] = _Result(weakref.ref(result), gradient_function(result), unused)
 
     def unused(self, loss: torch.Tensor) -> list[Unused]:
-        """Return the results that no longer exist and on which the loss does not depend."""
+        """Return the results that no longer exist and on which the loss does not depend.
+
+        Lines of which another result is used are left out: a loop over time steps often computes a
+        last state that nothing needs.
+        """
         gone = [*self._gone, *(r for r in self._left.values() if r.tensor() is None)]
+        gone = [result for result in gone if result.unused.where not in self._used]
         if not gone:
             return []
         behind = {*nodes_behind(loss)}
-        return [result.unused for result in gone if result.node not in behind]
+        used = {result.unused.where for result in gone if result.node in behind}
+        return [result.unused for result in gone if result.unused.where not in used]

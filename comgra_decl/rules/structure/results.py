@@ -16,7 +16,8 @@ class UnusedResult(FactRule):
     definition = (
         "In the first records, an activation function, a softmax, a dropout, a normalization, "
         "`masked_fill` or `clamp` returns a new tensor with a gradient. No call receives this "
-        "tensor, the loss does not depend on it, and it no longer exists when `backward` is called."
+        "tensor, the loss does not depend on it, and it no longer exists when `backward` is "
+        "called. The same holds for all results of this line in the step."
     )
     source = (
         "PyTorch's naming convention: only functions whose names end with an underscore change "
