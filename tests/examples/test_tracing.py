@@ -145,6 +145,8 @@ def test_the_tutorials_bug_is_found_without_being_told_where(train: Train) -> No
     found = diagnose(comgra.open_run(train("tutorial", *TRACED).folder / "runs")).findings
     (bug,) = [finding for finding in found if finding.severity == "error"]
     assert found[0] == bug
+    others = {finding.severity for finding in found if not finding.because} - {"error"}
+    assert others <= {"hint"}  # nothing else is wrong with it
     assert (bug.rule, str(bug.place), bug.first_step) == ("rectified_answer", "out", 0)
     left = bug.evidence["share of negative values that remains"]
     assert left == pytest.approx(0.01, rel=1e-4)
