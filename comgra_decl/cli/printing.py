@@ -39,8 +39,14 @@ def print_line(text: str) -> None:
     sys.stdout.write(f"{visible(text) if sys.stdout.isatty() else text}\n")
 
 
-def print_json(content: Any) -> None:
-    """Print `content` as JSON; raise ValueError for NaN, which would indicate a bug."""
+def print_json(content: Any, *, everything: bool = True) -> None:
+    """Print `content` as JSON; raise ValueError for NaN, which would indicate a bug.
+
+    Args:
+        content: JSON data.
+        everything: whether it is printed whatever its size, not `shortened`.
+    """
+    content = content if everything else shortened(content)
     sys.stdout.write(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 

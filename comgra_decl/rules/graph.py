@@ -311,3 +311,9 @@ def calls_missing(scene: Scene) -> str | None:
 def loss_missing(scene: Scene) -> str | None:
     """Return why the structure of the loss is unknown, or None."""
     return None if scene.objectives else "the structure of the loss is not known"
+
+
+def comparison_missing(scene: Scene) -> str | None:
+    """Return why no loss that compares a prediction with a target is known, or None."""
+    known = bool(scene.calls)
+    return None if known else "no loss that compares a prediction with a target was called"

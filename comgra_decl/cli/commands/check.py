@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line, shortened
+from comgra_decl.cli.printing import AsJson, RunPath, print_json, print_line
 from comgra_decl.errors import Exit
 
 PANEL = "Look"
@@ -31,7 +31,7 @@ def command(
     if as_json:
         shown = [each._asdict() for each in found[: 10 * _SHOWN]]
         told = {"kept": not found, "breaches": len(found), "first": shown}
-        print_json(shortened(told))
+        print_json(told, everything=False)
     elif not found:
         print_line("The run keeps to the contract.")
     else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, RunPath, print_json, shortened
+from comgra_decl.cli.printing import AsJson, RunPath, print_json
 from comgra_decl.errors import Exit
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def command(
         diagnosis = diagnose(opened, declared, trust=trust)
     if as_json:
         content = described(opened, diagnosis, together)
-        print_json(content if everything else shortened(content))
+        print_json(content, everything=everything)
     else:
         from comgra_decl.cli.diagnosis import print_diagnosis
 

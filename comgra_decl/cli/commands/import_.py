@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, Everything, print_json, print_line, shortened
+from comgra_decl.cli.printing import AsJson, Everything, print_json, print_line
 
 if TYPE_CHECKING:
     from comgra_decl.importing import Imported
@@ -39,7 +39,7 @@ def command(
         runs = import_tensorboard(logs, target, progress=on_progress)
     if as_json:
         content = {"runs": [_described(run) for run in runs]}
-        print_json(content if everything else shortened(content))
+        print_json(content, everything=everything)
         return
     for run in runs:
         print_line(

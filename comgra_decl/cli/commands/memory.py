@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json, shortened
+from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json
 
 PANEL = "Look"
 
@@ -31,7 +31,7 @@ def command(
         from comgra_decl.cli.describe import rows as rows_of
 
         content = {"nodes": rows_of(table.reset_index())}
-        print_json(content if everything else shortened(content))
+        print_json(content, everything=everything)
         return
     from comgra_decl.cli.tables import memory_table
     from comgra_decl.records import OTHER

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json, shortened
+from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json
 
 PANEL = "Look"
 
@@ -33,7 +33,7 @@ def command(
 
         tables = {"nodes": table, "steps": steps}
         content = {name: rows_of(each.reset_index()) for name, each in tables.items()}
-        print_json(content if everything else shortened(content))
+        print_json(content, everything=everything)
         return
     from comgra_decl.cli.tables import phases_table, profile_table
     from comgra_decl.terminal import console

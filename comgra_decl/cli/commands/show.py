@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json, shortened
+from comgra_decl.cli.printing import AsJson, Everything, RunPath, print_json
 
 PANEL = "Look"
 
@@ -21,7 +21,7 @@ def command(
 
     description = describe_run(open_run(run))
     if as_json:
-        print_json(description if everything else shortened(description))
+        print_json(description, everything=everything)
     else:
         from comgra_decl.cli.tables import run_table, slots_table
         from comgra_decl.terminal import console

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from math import isfinite, prod
 from operator import mul
@@ -22,6 +22,7 @@ import torch
 from comgra_decl.hooks.frames import OUR_FOLDER, TORCH_FOLDER
 from comgra_decl.hooks.graph.bootstraps import Bootstraps
 from comgra_decl.hooks.graph.calls import tensors_of
+from comgra_decl.hooks.graph.choices import Choices
 from comgra_decl.hooks.graph.unused import Results
 from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.pytree import gradient_function
@@ -40,18 +41,6 @@ _SCALES = ("ExpBackward0", "SoftplusBackward0", "SqrtBackward0")
 _DEPTH = 30  # frames between a call and the program's line
 _NOT_THE_PROGRAM = (TORCH_FOLDER, OUR_FOLDER)
 
-_PASSING = frozenset(
-    "T t reshape view long unsqueeze squeeze expand broadcast_tensors detach clone __getitem__ to "
-    "flatten contiguous cpu".split()
-)
-"""Functions that return the same actions in another form."""
-
-_COMPARING = frozenset(
-    "eq ne le lt ge gt __eq__ __ne__ __le__ __lt__ __ge__ __gt__ remainder __mod__ __and__ all "
-    "size dim numel".split()
-)
-"""Functions by which torch.distributions checks actions."""
-
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
 
@@ -67,16 +56,6 @@ class _Weights:
 
 
 @dataclass
-class _Choice:
-    """Actions that are sampled: whether log-probabilities, and whether anything else, use them."""
-
-    shape: list[int]
-    where: str
-    scored: bool = False
-    used: bool = False
-
-
-@dataclass
 class Telling:
     """Collects the facts about a step.
 
@@ -84,11 +63,13 @@ class Telling:
         tokens: the integer input [batch, positions] of the model; None if it has none.
         bootstraps: follows discounted values.
         results: collects results that nothing uses.
+        choices: collects what sampled actions are used for.
     """
 
     tokens: weakref.ref[torch.Tensor] | None = None
     bootstraps: Bootstraps = field(default_factory=Bootstraps)
     results: Results = field(default_factory=Results)
+    choices: Choices = field(default_factory=Choices)
     _found: dict[str, dict[str, Any]] = field(default_factory=dict)
     _weights: dict[int, _Weights] = field(default_factory=dict)
     # scores, some of which a mask has set to a number: the tensor, the mask and the number
@@ -102,7 +83,6 @@ class Telling:
     _scaled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _uniform: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # random numbers
     _gathered: list[torch.Tensor] = field(default_factory=list)  # indices of rows
-    _choices: dict[int, tuple[weakref.ref[torch.Tensor], _Choice]] = field(default_factory=dict)
 
     def take(self, loss: torch.Tensor) -> list[dict[str, Any]]:
         """Return the facts so far, and clear them.
@@ -110,19 +90,10 @@ class Telling:
         Args:
             loss: the loss of the step.
         """
-        for choice in {id(c): c for _, c in self._choices.values()}.values():
-            if choice.scored and not choice.used and len(self._found) < _MOST_FACTS:
-                fact = {"kind": "fresh choices", "shape": choice.shape, "where": choice.where}
-                self._found.setdefault(repr(fact), fact)
+        for choice in self.choices.fresh:
+            self._keep({"kind": "fresh choices", "shape": choice.shape, "where": choice.where})
         for unused in self.results.unused(loss):
-            fact = {
-                "kind": "unused",
-                "function": unused.function,
-                "shape": [*unused.shape],
-                "where": unused.where,
-            }
-            if len(self._found) < _MOST_FACTS:
-                self._found.setdefault(repr(fact), fact)
+            self._keep({"kind": "unused", **asdict(unused), "shape": [*unused.shape]})
         found = [*self._found.values()]
         self._found = {}
         self.release()
@@ -133,7 +104,8 @@ class Telling:
         self._weights, self._masked = {}, {}
         self._states, self._joined = {}, {}
         self._scores, self._scaled, self._uniform = {}, {}, {}
-        self._gathered, self._choices = [], {}
+        self._gathered = []
+        self.choices.release()
         self.bootstraps.release()
         self.results.release()
         self.tokens = None
@@ -148,8 +120,7 @@ class Telling:
         self.results.receive(args, kwargs)
         if not args or _is_odd(args[0]) or _is_odd(result):
             return
-        if self._choices:
-            self._follow_choices(name, args, kwargs, result)
+        self.choices.follow(name, args, kwargs, result)
         if self._scaled and any(_is(self._scaled, t) for t in tensors_of(args)):
             for tensor in tensors_of((result,)):
                 self._scaled[id(tensor)] = weakref.ref(tensor)
@@ -162,7 +133,9 @@ class Telling:
 
     def _note(self, kind: str, **facts: Any) -> dict[str, Any]:
         """Store a fact once per line of the program; return the stored fact."""
-        fact = {"kind": kind, **facts, "where": _where()}
+        return self._keep({"kind": kind, **facts, "where": _where()})
+
+    def _keep(self, fact: dict[str, Any]) -> dict[str, Any]:
         if len(self._found) < _MOST_FACTS:
             return self._found.setdefault(repr(fact), fact)
         return fact
@@ -438,23 +411,7 @@ class Telling:
 
     def _sample(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
         if isinstance(result, torch.Tensor) and result.numel() > 1:
-            self._choices[id(result)] = weakref.ref(result), _Choice([*result.shape], _where())
-
-    def _follow_choices(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
-        """Determine what sampled actions are used for."""
-        for tensor in tensors_of((*args, *kwargs.values())):
-            known = self._choices.get(id(tensor))
-            if known is None or known[0]() is not tensor or name in _COMPARING:
-                continue
-            choice = known[1]
-            if name in _PASSING:
-                for each in tensors_of((result,)):
-                    if not each.is_floating_point():
-                        self._choices[id(each)] = weakref.ref(each), choice
-            elif name == "gather" and isinstance(result, torch.Tensor) and result.requires_grad:
-                choice.scored = True
-            else:
-                choice.used = True
+            self.choices.sample(result, _where())
 
     def _randomize(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
         if isinstance(result, torch.Tensor) and result.dim() > 1:

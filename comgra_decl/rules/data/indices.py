@@ -148,8 +148,7 @@ class OwnMessages(FactRule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
-        known = scene.told("pooled")
-        return None if known else "no rows are added by an index in the first records"
+        return _pooled_missing(scene)
 
 
 class UnsortedPooling(FactRule):
@@ -190,6 +189,9 @@ class UnsortedPooling(FactRule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
-        return (
-            None if scene.told("pooled") else "no rows are added by an index in the first records"
-        )
+        return _pooled_missing(scene)
+
+
+def _pooled_missing(scene: Scene) -> str | None:
+    known = bool(scene.told("pooled"))
+    return None if known else "no rows are added by an index in the first records"

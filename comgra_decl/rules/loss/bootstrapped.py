@@ -16,6 +16,7 @@ from comgra_decl.rules.api import (
     Scene,
     SlotInfo,
     Window,
+    comparison_missing,
     loss_missing,
     place_of,
     read_rows,
@@ -23,15 +24,8 @@ from comgra_decl.rules.api import (
 )
 
 _LARGEST = frozenset({"Max", "Amax", "Aminmax"})
-
-
 _SHORT = 0.8  # discount of a horizon of 5 steps
-
-
-def _targets(scene: Scene) -> list[dict[str, Any]]:
-    """Return the facts about bootstrapped values that a regression may have as its target."""
-    sizes = {call.target.elements for call in scene.calls if call.function in ELEMENTWISE}
-    return [fact for fact in scene.told("bootstrap") if fact["elements"] in sizes]
+_NO_TARGET = "no target adds a discounted value to data in the first records"
 
 
 class GradientOfTarget(Rule):
@@ -126,12 +120,25 @@ class LargestAsPrediction(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
-        return (
-            None if scene.calls else "no loss that compares a prediction with a target was called"
-        )
+        return comparison_missing(scene)
 
 
-class UnmaskedTarget(FactRule):
+class _TargetRule(FactRule):
+    """A rule about targets that add a discounted value to data."""
+
+    kind = "bootstrap"
+
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the facts about values that a regression may have as its target."""
+        sizes = {call.target.elements for call in scene.calls if call.function in ELEMENTWISE}
+        return [fact for fact in super().chosen(scene) if fact["elements"] in sizes]
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return None if _TargetRule.chosen(self, scene) else _NO_TARGET
+
+
+class UnmaskedTarget(_TargetRule):
     """Bootstrapped targets that continue beyond the end of an episode."""
 
     name = "unmasked_target"
@@ -139,7 +146,7 @@ class UnmaskedTarget(FactRule):
     certainty = 0.7
     definition = (
         "In the first records, a regression's target is computed without gradients as data plus a "
-        "discount (0.5 to below 1) times values computed by a model, as in r + gamma V(s'). No "
+        "discount (below 1) times values computed by a model, as in r + gamma V(s'). No "
         "call multiplies these values by zeros and ones, or sets some of them to another number."
     )
     source = (
@@ -150,12 +157,11 @@ class UnmaskedTarget(FactRule):
         "Multiply the next state's value by 1 - done: target = r + gamma * (1 - done) * V(s'). "
         "Ignore this hint if episodes never end."
     )
-    kind = "bootstrap"
     shown = ("factor", "elements")
 
     def chosen(self, scene: Scene) -> list[dict[str, Any]]:
         """Return all targets if none of them is masked."""
-        found = _targets(scene)
+        found = super().chosen(scene)
         return [] if any(fact["masked"] for fact in found) else found
 
     def sentence(self, fact: Mapping[str, Any]) -> str:
@@ -166,14 +172,8 @@ class UnmaskedTarget(FactRule):
             "so values of terminal states are never learned and may grow without limit."
         )
 
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        if scene.told("bootstrap"):
-            return None
-        return "no target adds a discounted value to data in the first records"
 
-
-class IndexAsValue(FactRule):
+class IndexAsValue(_TargetRule):
     """Targets that contain the index of the best action instead of its value."""
 
     name = "index_as_value"
@@ -185,12 +185,11 @@ class IndexAsValue(FactRule):
     )
     source = "PyTorch's documentation of torch.max: it returns values and indices."
     advice = "Use the values: q(next_states).max(1).values, which is the same as max(1)[0]."
-    kind = "bootstrap"
     shown = ("factor",)
 
     def chosen(self, scene: Scene) -> list[dict[str, Any]]:
         """Return the targets that contain integers."""
-        return [fact for fact in _targets(scene) if fact.get("index")]
+        return [fact for fact in super().chosen(scene) if fact.get("index")]
 
     def sentence(self, fact: Mapping[str, Any]) -> str:
         """Return the message about a fact."""
@@ -199,14 +198,8 @@ class IndexAsValue(FactRule):
             "action (argmax) instead of its value."
         )
 
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        if _targets(scene):
-            return None
-        return "no target adds a discounted value to data in the first records"
 
-
-class ShortHorizon(FactRule):
+class ShortHorizon(_TargetRule):
     """Discounts under which future rewards hardly count."""
 
     name = "short_horizon"
@@ -218,12 +211,11 @@ class ShortHorizon(FactRule):
     )
     source = "Sutton and Barto (2018), section 3.3: the horizon is about 1 / (1 - gamma) steps."
     advice = "Use a discount of 0.9 to 0.99, unless only the next rewards matter."
-    kind = "bootstrap"
     shown = ("factor",)
 
     def chosen(self, scene: Scene) -> list[dict[str, Any]]:
         """Return the targets with a small discount."""
-        return [fact for fact in _targets(scene) if float(fact["factor"]) < _SHORT]
+        return [fact for fact in super().chosen(scene) if float(fact["factor"]) < _SHORT]
 
     def sentence(self, fact: Mapping[str, Any]) -> str:
         """Return the message about a fact."""
@@ -232,12 +224,6 @@ class ShortHorizon(FactRule):
             f"{fact['where']} discounts the value of the next state by {factor:g}: rewards more "
             f"than {1 / (1 - factor):.1f} steps ahead hardly count."
         )
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        if _targets(scene):
-            return None
-        return "no target adds a discounted value to data in the first records"
 
 
 class AscendingReturns(FactRule):
@@ -327,7 +313,7 @@ class SameStates(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         if not scene.told("bootstrap"):
-            return "no target adds a discounted value to data in the first records"
+            return _NO_TARGET
         known = self._same + self._different
         return None if known else "no samples of inputs with and without gradients are recorded"
 
@@ -371,5 +357,5 @@ class ActorSign(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         if not scene.told("bootstrap"):
-            return "no target adds a discounted value to data in the first records"
+            return _NO_TARGET
         return None if scene.terms("output") else "no loss is the mean of an output"

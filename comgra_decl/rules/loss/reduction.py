@@ -10,6 +10,7 @@ from comgra_decl.rules.api import (
     Rule,
     RuleParameters,
     Scene,
+    comparison_missing,
     place_of,
 )
 
@@ -58,9 +59,7 @@ class SummedLoss(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
-        return (
-            None if scene.calls else "no loss that compares a prediction with a target was called"
-        )
+        return comparison_missing(scene)
 
 
 def _terms(call: LossCall) -> int:
@@ -105,6 +104,4 @@ class HeavySmoothing(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
-        return (
-            None if scene.calls else "no loss that compares a prediction with a target was called"
-        )
+        return comparison_missing(scene)

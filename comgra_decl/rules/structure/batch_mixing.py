@@ -12,6 +12,7 @@ from comgra_decl.rules.api import (
     Numbers,
     Rule,
     Scene,
+    comparison_missing,
     place_of,
 )
 
@@ -115,9 +116,7 @@ class BatchMixing(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return the reason why the run could not be checked, or None."""
-        return (
-            None if scene.calls else "no loss that compares a prediction with a target was called"
-        )
+        return comparison_missing(scene)
 
 
 def _is_wrong(call: LossCall) -> bool:

@@ -6,7 +6,15 @@ from math import prod
 
 import numpy as np
 
-from comgra_decl.rules.api import ELEMENTWISE, Finding, LossCall, Rule, Scene, place_of
+from comgra_decl.rules.api import (
+    ELEMENTWISE,
+    Finding,
+    LossCall,
+    Rule,
+    Scene,
+    comparison_missing,
+    place_of,
+)
 
 
 class SilentBroadcasting(Rule):
@@ -56,9 +64,7 @@ class SilentBroadcasting(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return the reason why the run could not be checked, or None."""
-        return (
-            None if scene.calls else "no loss that compares a prediction with a target was called"
-        )
+        return comparison_missing(scene)
 
 
 def _misfit(call: LossCall) -> bool:

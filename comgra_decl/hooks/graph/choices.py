@@ -1,0 +1,79 @@
+"""Find sampled actions that are used only for log-probabilities.
+
+A policy gradient needs the log-probability of the action that was executed. An action that is
+sampled for the loss alone was never executed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from comgra_decl.hooks.graph.calls import tensors_of
+
+_PASSING = frozenset(
+    "T t reshape view long unsqueeze squeeze expand broadcast_tensors detach clone __getitem__ to "
+    "flatten contiguous cpu".split()
+)
+"""Functions that return the same actions in another form."""
+
+_COMPARING = frozenset(
+    "eq ne le lt ge gt __eq__ __ne__ __le__ __lt__ __ge__ __gt__ remainder __mod__ __and__ all "
+    "size dim numel".split()
+)
+"""Functions by which torch.distributions checks actions."""
+
+
+@dataclass
+class Choice:
+    """Sampled actions: their shape, and the line of the program.
+
+    Attributes:
+        scored: whether a log-probability with a gradient is selected by them.
+        used: whether anything else receives them, such as an environment.
+    """
+
+    shape: list[int]
+    where: str
+    scored: bool = False
+    used: bool = False
+
+
+@dataclass
+class Choices:
+    """Collects what the actions sampled in a step are used for."""
+
+    _known: dict[int, tuple[weakref.ref[torch.Tensor], Choice]] = field(default_factory=dict)
+
+    def release(self) -> None:
+        """Forget all actions."""
+        self._known = {}
+
+    def sample(self, actions: torch.Tensor, where: str) -> None:
+        """Add actions that were just sampled."""
+        self._known[id(actions)] = weakref.ref(actions), Choice([*actions.shape], where)
+
+    def follow(self, name: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
+        """Determine what a call does with actions."""
+        for tensor in tensors_of((*args, *kwargs.values())) if self._known else ():
+            known = self._known.get(id(tensor))
+            if known is None or known[0]() is not tensor or name in _COMPARING:
+                continue
+            choice = known[1]
+            if name in _PASSING:
+                for each in tensors_of((result,)):
+                    if not each.is_floating_point():
+                        self._known[id(each)] = weakref.ref(each), choice
+            elif name == "gather" and isinstance(result, torch.Tensor) and result.requires_grad:
+                choice.scored = True
+            else:
+                choice.used = True
+
+    @property
+    def fresh(self) -> list[Choice]:
+        """The actions that only select log-probabilities."""
+        choices = {id(choice): choice for _, choice in self._known.values()}.values()
+        return [choice for choice in choices if choice.scored and not choice.used]
