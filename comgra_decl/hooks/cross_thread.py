@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from threading import get_ident
 from typing import Any
 
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 
 _MOST_NODES = 2000
@@ -37,7 +37,7 @@ _session: object = object()
 
 def here() -> int:
     """Return the identifier of the thread whose step this thread works on, usually its own."""
-    return _role.thread if _role.session is _session else get_ident()
+    return _role.thread if _role.session is _session else this_thread.number
 
 
 def act_for(thread: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from threading import get_ident
 from types import FunctionType
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import nn
 
 from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.objects import instances_of
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.torch_private import loaded
 
@@ -82,7 +82,7 @@ class DirectCalls:
         self._running.clear()
 
     def _running_here(self) -> list[nn.Module]:
-        return self._running.setdefault(get_ident(), [])
+        return self._running.setdefault(this_thread.number, [])
 
     def forget(self) -> None:
         """Restore the original `forward` of all classes, and drop all references to them."""
@@ -130,8 +130,8 @@ class DirectCalls:
         if not isinstance(module, nn.Module) or is_no_step():
             return original(*args, **kwargs)
         running = self._running_here()
-        if self.entered.get(get_ident()) is module:
-            del self.entered[get_ident()]
+        if self.entered.get(this_thread.number) is module:
+            del self.entered[this_thread.number]
         elif any(each is module for each in running):
             return original(*args, **kwargs)  # `super().forward(x)`
         elif not _is_traced_by_fx():
@@ -152,7 +152,7 @@ class DirectCalls:
     ) -> Any:
         given, output = args[1:], None
         self._before(module, given, kwargs)
-        self.entered.pop(get_ident(), None)
+        self.entered.pop(this_thread.number, None)
         running = self._running_here()
         running.append(module)
         try:

@@ -13,13 +13,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from threading import get_ident
 from typing import Any
 from weakref import WeakSet
 
 from torch.overrides import TorchFunctionMode
 
 from comgra_decl.hooks.originals import genuine
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.torch_private import (
     function_mode_at,
     function_modes,
@@ -101,7 +101,7 @@ _modes: WeakSet[OwnMode] = WeakSet()
 
 def insert_at_bottom(mode: OwnMode) -> None:
     """Make `mode` the outermost active torch function mode of this thread."""
-    here = get_ident()
+    here = this_thread.number
     expected = mode.thread == here and (mode.placed or mode.returning)
     at_work = expected and not is_active(mode)
     mode.thread = here
@@ -117,7 +117,7 @@ def insert_at_bottom(mode: OwnMode) -> None:
 
 def remove(mode: OwnMode) -> None:
     """Remove `mode` from the stack; do nothing if it is not on the stack."""
-    here = mode.thread == get_ident()
+    here = mode.thread == this_thread.number
     was_placed = mode.placed and here
     mode.placed = False
     mode.removed = True  # before anything else, so that `sweep` removes it if the rest fails
@@ -146,12 +146,12 @@ def sweep() -> None:
     if gone:
         _replace_all([mode for mode in found if mode not in gone])
         for mode in gone:
-            if mode.thread == get_ident():
+            if mode.thread == this_thread.number:
                 mode.returning = False
 
 
 def _is_gone(mode: OwnMode) -> bool:
-    return mode.removed or mode.thread != get_ident()
+    return mode.removed or mode.thread != this_thread.number
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def aside() -> Iterator[None]:
 
 def at_work() -> bool:
     """Return whether one of our modes is handling a call, after which torch would put it back."""
-    here = get_ident()
+    here = this_thread.number
     expected = [m for m in [*_modes] if (m.placed or m.returning) and m.thread == here]
     return not all(is_active(mode) for mode in expected)
 
@@ -185,7 +185,7 @@ def any_active() -> bool:
 
 def is_placed(mode: OwnMode) -> bool:
     """Return whether `mode` is on the stack, or handling a call after which it is put back."""
-    return mode.placed and mode.thread == get_ident()
+    return mode.placed and mode.thread == this_thread.number
 
 
 def is_active(mode: TorchFunctionMode) -> bool:

@@ -1,4 +1,4 @@
-"""Inspect the frames of all threads from a single thread.
+"""Tell threads apart, and inspect the frames of all threads from a single thread.
 
 Before Python 3.12, reading a frame of another thread may trigger a garbage collection, whose
 callbacks allow the other thread to run. Its frames may then be freed while they are read, which
@@ -8,18 +8,45 @@ crashes the process. Garbage collection is therefore disabled during the read.
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType
 
 
+class _Thread(threading.local):
+    """Numbers the threads, from 1.
+
+    Unlike `threading.get_ident`, whose value passes to a new thread as soon as one has ended, a
+    number is never used again. Otherwise a new thread could be taken for one that has ended, and
+    what that one left unfinished for unfinished work of its own.
+
+    Attributes:
+        number: the number of the current thread.
+    """
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self._life = _Life()  # dies with the thread, with which its thread-local objects are freed
+        _lives[self.number] = self._life
+
+
+class _Life:
+    """Exists as long as a thread."""
+
+
+_numbers = itertools.count(1)
+_lives: weakref.WeakValueDictionary[int, _Life] = weakref.WeakValueDictionary()
+this_thread = _Thread()
+
+
 def alive() -> set[int]:
-    """Return the identifiers of all threads that run Python."""
-    with uncollected():
-        return set(sys._current_frames())
+    """Return the numbers of the threads that have asked for theirs and have not ended."""
+    return set(_lives)
 
 
 def running(wanted: Callable[[CodeType], bool]) -> list[int]:

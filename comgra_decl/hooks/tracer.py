@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -28,6 +27,7 @@ from comgra_decl.hooks.cross_thread import Marks, here
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hook_lists import ModuleHook
 from comgra_decl.hooks.module_tree import Owners, Top, has_parameters, unwrapped_class
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.plans import ModulePlan, TopPlan
 from comgra_decl.hooks.probing.seclusion import SECLUDED
 from comgra_decl.hooks.pytree import first_batch_size, gradient_function, tensors_in
@@ -262,7 +262,7 @@ class ModuleTracer:
 
     def _before(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         try:
-            own = get_ident()
+            own = this_thread.number
             self.direct.entered[own] = module
             if self.observers is not None and self._is_compiled(module):
                 return
@@ -322,7 +322,7 @@ class ModuleTracer:
                 return False
             self._depth += 1
             if self._depth == 1:
-                self._caller, self._followed = get_ident(), mine
+                self._caller, self._followed = this_thread.number, mine
                 self._calls.entered()
                 if self.functions is not None:
                     self.functions.calls(module, sys._getframe(1))
@@ -458,7 +458,7 @@ class ModuleTracer:
 
     def _finish(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         # inlined `is_no_step`, as in `_before`
-        own = get_ident()
+        own = this_thread.number
         no_step = graph_task() != -1 or tracing_state() is not None or own in SECLUDED
         inside = own == self._caller and self.thread == self._followed
         if no_step or not (inside or self.thread in (0, here())):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.hooks.call_context import is_called_by_module
 from comgra_decl.hooks.cross_thread import act_for, here
-from comgra_decl.hooks.other_threads import alive
+from comgra_decl.hooks.other_threads import alive, this_thread
 from comgra_decl.hooks.schedule.agenda import Plan
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ class Turns:
             followed.thread = self._declared.tracer.thread or here()
             self._losses.follow(followed.thread)
         if not self._takes_part(losses) and self._lanes.of(here()) is None:
-            act_for(get_ident())
+            act_for(this_thread.number)
             self._idle.end()
             self._scalars.turn_to(followed.saying)  # earlier events belong to that thread
             self._scalars.talks = True  # their events can only be separated at the ends of steps
@@ -276,7 +275,7 @@ class Turns:
 
     def _is_alone(self, lane: Lane) -> bool:
         """Return whether the current thread is recorded or is the only one known to train."""
-        mine = get_ident()
+        mine = this_thread.number
         if self._lanes.several or lane.helper or not lane.thread == mine == here():
             return False
         traced = self._declared.tracer.thread in (0, mine) or not self._state.armed
@@ -303,11 +302,11 @@ class Turns:
         if several or self._records.begun:
             return False
         threads = alive()
-        if lane.helper and (lane.helper == get_ident() or lane.helper not in threads):
+        if lane.helper and (lane.helper == this_thread.number or lane.helper not in threads):
             self._help(lane)  # the previous helper has ended, or is this thread
             return True
         if lane.thread not in threads:
-            lane.thread, lane.calls = get_ident(), None
+            lane.thread, lane.calls = this_thread.number, None
             self._help(lane)
             return True
         return False
@@ -315,7 +314,7 @@ class Turns:
     def _help(self, lane: Lane) -> None:
         """Make the current thread act for the thread of a lane from now on."""
         act_for(lane.thread)
-        lane.helper = 0 if lane.thread == get_ident() else get_ident()
+        lane.helper = 0 if lane.thread == this_thread.number else this_thread.number
         if lane is self._lanes.followed:
             self._losses.follow(lane.helper or lane.thread)
 

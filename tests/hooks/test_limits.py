@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +17,7 @@ from comgra_decl.hooks.graph import structures
 from comgra_decl.hooks.graph.structures import Structures
 from comgra_decl.hooks.hand_updates import HandUpdates
 from comgra_decl.hooks.optimizers import CalledModels
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.scalars import scalars as of_scalars
 from comgra_decl.hooks.scalars.scalars import END, Saying, Scalars
@@ -49,10 +49,10 @@ def never(*_: Any) -> Any:
 def lanes(*, records: list[int]) -> Lanes:
     """Training threads, the first of which is followed, and the steps that they recorded last."""
     made = [
-        Lane(number, StepClock(warn=never), HandUpdates(held=never), Saying(), record=record)
+        Lane(-number, StepClock(warn=never), HandUpdates(held=never), Saying(), record=record)
         for number, record in enumerate(records)
     ]
-    made[0].thread = threading.get_ident()
+    made[0].thread = this_thread.number
     found = Lanes(made[0])
     for lane in made[1:]:
         found.add(lane)

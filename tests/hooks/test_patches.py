@@ -383,6 +383,19 @@ def test_frames_of_other_threads_are_looked_at_in_one_place() -> None:
     assert found == {FRAMES, "hooks/other_threads.py", "hooks/stalls.py"}
 
 
+def test_threads_are_not_told_apart_by_what_a_later_thread_may_have() -> None:
+    """The identifier of a thread that has ended passes to another; `this_thread.number` stays."""
+    found = {
+        file
+        for file, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Attribute, ast.alias))
+        and (node.attr if isinstance(node, ast.Attribute) else node.name) in ("get_ident", "ident")
+        and file.startswith("hooks/")
+    }
+    assert found == {"hooks/stalls.py"}, "it reads the frames of threads, which have identifiers"
+
+
 def test_all_objects_are_looked_through_in_one_place() -> None:
     """In one call of C code: we must not hold a tuple that another thread is constructing."""
     found = [

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -36,23 +37,31 @@ def _named(value: set[str] | bool) -> str:
 
 
 class Threads:
-    """Runs parts of a step in threads: one for each part, or a new one each time."""
+    """Runs parts of a step in threads: one for each part, or a new one each time.
+
+    Threads that do nothing take the identifiers of those that have ended.
+    """
 
     def __init__(self, parts: set[str], *, fresh: bool) -> None:
         self._fresh = fresh
         self._pools = {part: ThreadPoolExecutor(1) for part in parts}
+        self._idle: list[ThreadPoolExecutor] = []
+        self.taken: list[bool] = []
 
     def call(self, part: str, function: Callable[[], Any]) -> Any:
         if part not in self._pools:
             return function()
         if self._fresh:  # the next begins before the last one ends, so it has another identifier
             before, self._pools[part] = self._pools[part], ThreadPoolExecutor(1)
+            ended = before.submit(get_ident).result()
             self._pools[part].submit(int).result()
             before.shutdown()
+            self._idle.append(ThreadPoolExecutor(1))
+            self.taken.append(self._idle[-1].submit(get_ident).result() == ended)
         return self._pools[part].submit(function).result()
 
     def close(self) -> None:
-        for pool in self._pools.values():
+        for pool in [*self._pools.values(), *self._idle]:
             pool.shutdown()
 
 
@@ -100,6 +109,7 @@ def train(
                 with torch.no_grad():
                     model(torch.randn(7, 4))
                 model.train()
+    assert any(threads.taken) == bool(parts and fresh), "a case that should occur does not"
     own += [number for p in model.parameters() for number in p.flatten().tolist()]
     assert torch._C._len_torch_function_stack() == 0
     if session is None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.query import Run
 
 SPEC = {
@@ -216,7 +217,7 @@ def test_a_thread_that_ends_before_the_record_meant_for_it_leaves_no_number_out(
         while len(second.losses) < 2 or not hooks._state.armed:
             for pool, steps in zip(pools, (one, two), strict=True):
                 pool.submit(next, steps).result()
-        ended = pools[0].submit(threading.get_ident).result() == hooks._lanes.followed.thread
+        ended = pools[0].submit(lambda: this_thread.number).result() == hooks._lanes.followed.thread
         for _ in range(STEPS // 4):  # the other one continues as long as it waits
             pools[ended].submit(next, (one, two)[ended]).result()
         for pool in pools:
@@ -235,7 +236,7 @@ def test_a_thread_that_rests_in_a_recorded_step_lets_the_steps_of_others_be_seen
 
     def rest() -> None:
         steps = with_optimizer(resting)
-        while not (hooks._state.armed and hooks._lanes.followed.thread == threading.get_ident()):
+        while not (hooks._state.armed and hooks._lanes.followed.thread == this_thread.number):
             next(steps)
         resting.model(resting.data[0])  # a record has begun
         begun.set()

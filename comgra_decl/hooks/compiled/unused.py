@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from threading import get_ident
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.utils.hooks import unserializable_hook
 
 from comgra_decl.hooks.call_context import is_backward, torch_variable
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.torch_private import without_functions
 
@@ -85,7 +85,7 @@ class UnusedOutputs:
             return
         endings = torch_variable(caller, "cleanups")  # torch calls these when the call ends
         if isinstance(endings, list):
-            thread = get_ident()
+            thread = this_thread.number
             self._depths[thread] = self._depths.get(thread, 0) + 1
             endings.append(partial(self._returned, thread))
 

@@ -7,12 +7,12 @@ functions. Functions called in those ways are replaced by a wrapper in the modul
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.functions.lookup import Found
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.torch_private import without_functions
 
@@ -60,7 +60,7 @@ class Watching:
 
     def start(self, below: modes.OwnMode | None) -> None:
         """Start watching, above the mode `below`. Idempotent."""
-        self.on, self._thread = True, threading.get_ident()
+        self.on, self._thread = True, this_thread.number
         self._running.clear()
         for place in self._places:
             place.apply()
@@ -102,7 +102,7 @@ class Watching:
         kwargs: dict[str, Any],
     ) -> Any:
         """Call the function and report the call, unless the call is part of a reported one."""
-        known = not self.on or name in self._running or threading.get_ident() != self._thread
+        known = not self.on or name in self._running or this_thread.number != self._thread
         token = None
         if not known:
             try:

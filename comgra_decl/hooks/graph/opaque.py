@@ -8,7 +8,6 @@ every call passes through. This includes calls through a stored reference (`op =
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from comgra_decl.hooks.graph.calls import tensors_of
 from comgra_decl.hooks.graph.lineage import Lineage, Sources, merged
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.patches import Patch
 from comgra_decl.torch_private import (
     BufferDict,
@@ -71,7 +71,7 @@ class OpaqueCalls:
             follower: notified while code runs that the backward pass will run again.
         """
         self._step = lineage, follower
-        self._thread = get_ident()
+        self._thread = this_thread.number
         for patch in self._patches:
             patch.apply()
 
@@ -138,7 +138,7 @@ class OpaqueCalls:
 
     def _elsewhere(self) -> bool:
         """Whether a call is outside the step, that is, within backward or in another thread."""
-        return graph_task() != -1 or get_ident() != self._thread
+        return graph_task() != -1 or this_thread.number != self._thread
 
 
 def _after_function(lineage: Lineage, inputs: Sources, result: Any, *, again: bool) -> None:

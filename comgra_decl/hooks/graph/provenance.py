@@ -10,7 +10,6 @@ determines whether an edge carries a gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +22,7 @@ from comgra_decl.hooks.graph.lineage import NO_SOURCES, Lineage, Sources, storag
 from comgra_decl.hooks.graph.memory import EarlierSlots, Memory
 from comgra_decl.hooks.graph.opaque import OpaqueCalls
 from comgra_decl.hooks.graph.structure_hash import stable_hash
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.records import SlotKey, Structure
 from comgra_decl.torch_private import without_functions
@@ -80,7 +80,7 @@ class Provenance(modes.OwnMode):
     ) -> Any:
         """Run a call and track which arguments its results depend on."""
         result = func(*args, **kwargs)
-        if self.thread != get_ident() or self.overflown:
+        if self.thread != this_thread.number or self.overflown:
             return result
         try:
             name, call = meaning(func)

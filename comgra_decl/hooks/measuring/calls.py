@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from threading import Lock, get_ident
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -19,6 +19,7 @@ from comgra_decl.hooks.call_context import torch_variable
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.module_tree import unwrapped_class
 from comgra_decl.hooks.names import Names
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.probing.seclusion import SECLUDED, is_secluded
 from comgra_decl.hooks.recursion import Headroom
 from comgra_decl.torch_private import tracing_state
@@ -118,7 +119,7 @@ class ModuleCalls(Generic[State]):
             return
         if SECLUDED and is_secluded():  # a probe calls a copy of the model
             return
-        running = self._running.setdefault(get_ident(), [])
+        running = self._running.setdefault(this_thread.number, [])
         number = self._number(module, running[0][0] if running else module)
         inputs = args
         if self._keywords:
@@ -140,11 +141,13 @@ class ModuleCalls(Generic[State]):
 
     @guarded
     def _after(self, module: nn.Module, _args: Any, _output: Any) -> None:
-        running = self._running.get(get_ident(), [])
+        running = self._running.get(this_thread.number, [])
         if not any(called is module for called, _ in running):
             return
         while running:  # a call whose hooks did not run because it failed is left as well
             called, state = running.pop()
             self._leave(state)
             if called is module:
-                return
+                break
+        if not running:
+            self._running.pop(this_thread.number, None)

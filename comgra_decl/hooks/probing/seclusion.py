@@ -6,12 +6,12 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from threading import get_ident
 
 import numpy as np
 import torch
 from torch.nn.modules import module as torch_module
 
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.torch_private import (
     DeviceMode,
     dispatch_modes,
@@ -36,7 +36,7 @@ programs without probes."""
 
 def is_secluded() -> bool:
     """Return whether this thread runs a copy of a model, which tracing must not observe."""
-    return get_ident() in SECLUDED
+    return this_thread.number in SECLUDED
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def secluded(device: torch.device) -> Iterator[None]:
     for `with torch.device(...)`, on which the code may depend. Tracing's hooks and annotations have
     no effect in this thread.
     """
-    mine = get_ident()
+    mine = this_thread.number
     outer = mine in SECLUDED
     cuda = [device.index or 0] if device.type == "cuda" else []
     with ExitStack() as stack:

@@ -11,11 +11,11 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from threading import get_ident
 from typing import Any
 
 import torch
 
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.patches import Patch, run_natively
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.scalars.numbers import read_number
@@ -164,14 +164,17 @@ class LossWatch:
             self._settle()
 
     def _expect(self, scaled: _Scaled) -> None:
-        self._scaled[get_ident()] = scaled
+        for thread, earlier in [*self._scaled.items()]:  # scaled by a thread that ended since
+            if earlier[0]() is None:
+                del self._scaled[thread]
+        self._scaled[this_thread.number] = scaled
         self._settle()
 
     def _forget_scaled(self) -> _Scaled | None:
         """Return and remove the last loss that this thread has scaled."""
         if not self._scaled:
             return None
-        scaled = self._scaled.pop(get_ident(), None)
+        scaled = self._scaled.pop(this_thread.number, None)
         self._settle()
         return scaled
 
@@ -199,7 +202,12 @@ class LossWatch:
 
     def _any_backward(self, original: Callable[..., Any], on: list[bool]) -> Callable[..., Any]:
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if _is_compiling() or not on[0] or graph_task() != -1 or get_ident() in self._inside:
+            if (
+                _is_compiling()
+                or not on[0]
+                or graph_task() != -1
+                or this_thread.number in self._inside
+            ):
                 return original(*args, **kwargs)
             return self._backward(original, *args, **kwargs)
 
@@ -215,7 +223,7 @@ class LossWatch:
         When it runs, its data is no longer in the CPU caches, so every unnecessary access is
         measurable.
         """
-        inside, plain, here, quick = self._inside, torch.Tensor, get_ident, 0
+        inside, plain, quick = self._inside, torch.Tensor, 0
 
         def hurry(thread: int) -> None:
             nonlocal quick
@@ -231,7 +239,7 @@ class LossWatch:
         ) -> Any:
             if (
                 not _is_compiling()  # first, because compiled code is guarded on what it reads
-                and quick == here()
+                and quick == this_thread.number
                 and type(tensors) is plain
                 and grad_tensors is None  # so it has one element, or `backward` raises
                 and not function_modes()
@@ -246,7 +254,7 @@ class LossWatch:
                     tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
                 )
             given = tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs
-            if _is_compiling() or not on[0] or graph_task() != -1 or get_ident() in inside:
+            if _is_compiling() or not on[0] or graph_task() != -1 or this_thread.number in inside:
                 return original(*given)
             return self._backward(original, *given)
 
@@ -259,7 +267,7 @@ class LossWatch:
 
     def _backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         recording = False
-        thread = get_ident()
+        thread = this_thread.number
         self._inside.add(thread)
         try:
             given, own = args[0] if args else kwargs.get("tensors"), self._own
@@ -290,7 +298,7 @@ class LossWatch:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Ignore `backward` calls within the context, because tracing itself makes them."""
-        thread = get_ident()
+        thread = this_thread.number
         self._inside.add(thread)
         try:
             yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from functools import lru_cache
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.graph.lineage import storage_id
+from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.pytree import gradient_function, tensors_of
 from comgra_decl.hooks.tensors.loss_calls import (
     form_of,
@@ -169,7 +169,7 @@ class Targets(modes.OwnMode):
         if getattr(func, "__name__", "") in _WITHOUT_RESULT or self._capture is None:
             return result
         try:
-            if self._capture.open and self.thread == get_ident() and not is_no_step():
+            if self._capture.open and self.thread == this_thread.number and not is_no_step():
                 with without_functions():
                     met = [*self.met(func, args, kwargs, result)]
                     taken = [(tensor, self._take(self._capture, tensor)) for tensor in met]
