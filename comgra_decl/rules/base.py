@@ -172,11 +172,15 @@ class Scene:
     def terms(self, kind: str) -> list[dict[str, Any]]:
         """Return the terms of one kind in the losses of the first records.
 
-        See `hooks.tensors.terms`.
+        See `hooks.tensors.terms`. Each has the number of its "record" and of its "loss" in it.
         """
-        losses = [loss for record in self.objectives for loss in record]
-        terms = [term for loss in losses for term in loss.get("terms") or ()]
-        return [term for term in terms if term.get("kind") == kind]
+        return [
+            {**term, "record": record, "loss": number}
+            for record, losses in enumerate(self.objectives)
+            for number, loss in enumerate(losses)
+            for term in loss.get("terms") or ()
+            if term.get("kind") == kind
+        ]
 
     def calls_of(self, facts: Mapping[str, Any]) -> list[LossCall]:
         """Return the loss calls of a record; the same list as before if they are the same."""

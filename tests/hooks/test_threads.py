@@ -6,12 +6,11 @@ import gc
 import linecache
 import sys
 import threading
-from collections.abc import Callable
 from types import FrameType
 
 import pytest
 
-from comgra_decl.hooks.other_threads import alive, running
+from comgra_decl.hooks.other_threads import alive, running, this_thread
 
 
 def parked(depth: int, waiting: threading.Barrier, go: threading.Event) -> None:
@@ -23,23 +22,20 @@ def parked(depth: int, waiting: threading.Barrier, go: threading.Event) -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="frames are made without collecting")
-@pytest.mark.parametrize("look", [running, alive])
-def test_nothing_is_collected_while_frames_of_other_threads_are_read(
-    look: Callable[..., object],
-) -> None:
+def test_nothing_is_collected_while_frames_of_other_threads_are_read() -> None:
     """A collection during the read crashes the process if it allows the other thread to return."""
     waiting, go = threading.Barrier(2), threading.Event()
     thread = threading.Thread(target=parked, args=(50, waiting, go))
     thread.start()
     waiting.wait()
-    inner = alive.__code__, running.__code__
+    inner = running.__code__
     while_reading: list[str] = []
 
     def collects(phase: str, _: object) -> None:
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code not in inner:
+        while frame is not None and frame.f_code is not inner:
             frame = frame.f_back
-        line = "" if frame is None else linecache.getline(inner[0].co_filename, frame.f_lineno)
+        line = "" if frame is None else linecache.getline(inner.co_filename, frame.f_lineno)
         if frame is not None and "with uncollected()" not in line:
             while_reading.append(f"{phase} in {line}")
 
@@ -48,7 +44,7 @@ def test_nothing_is_collected_while_frames_of_other_threads_are_read(
     try:
         gc.enable()
         gc.set_threshold(1)
-        look(*([lambda _: True] if look is running else []))
+        running(lambda _: True)
     finally:
         gc.set_threshold(*threshold)
         gc.callbacks.remove(collects)
@@ -64,11 +60,36 @@ def test_collection_is_as_it_was_afterwards(enabled: bool) -> None:
     was = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     try:
-        alive()
         running(lambda _: True)
         assert gc.isenabled() == enabled
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def test_a_thread_has_a_number_that_no_other_has_before_or_after_it() -> None:
+    numbers: list[int] = []
+    waiting, go = threading.Barrier(2), threading.Event()
+
+    def live() -> None:
+        numbers.append(this_thread.number)
+        waiting.wait()
+        go.wait()
+        numbers.append(this_thread.number)
+
+    identifiers = []
+    for _ in range(5):
+        go.clear()
+        thread = threading.Thread(target=live)
+        thread.start()
+        waiting.wait()
+        assert {this_thread.number, numbers[-1]} <= alive()
+        identifiers.append(thread.ident)
+        go.set()
+        thread.join()
+        assert numbers[-1] not in alive()
+    assert numbers == sorted(numbers)
+    assert len({*numbers, this_thread.number}) == 6
+    assert len({*identifiers}) < 5, "identifiers are used again, or nothing is tested"
 
 
 def test_each_call_in_each_thread_is_told_by_its_line() -> None:
@@ -77,7 +98,6 @@ def test_each_call_in_each_thread_is_told_by_its_line() -> None:
     for thread in threads:
         thread.start()
     waiting.wait()
-    assert {thread.ident for thread in threads} <= alive()
     first = parked.__code__.co_firstlineno
     lines = sorted(line - first for line in running(parked.__code__.__eq__))
     assert lines[:2] == [2, 2]

@@ -7,7 +7,7 @@ from the last step to the first. Both show in the calls that compute them, and i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,10 +23,15 @@ _SAME = frozenset(
     "view reshape squeeze unsqueeze flatten detach to float double clone contiguous expand "
     "view_as __getitem__ select unbind".split()
 )
+_PRODUCTS = frozenset("mul mul_ __mul__ __rmul__ __imul__ multiply".split())
+_SUMS = frozenset("add add_ __add__ __radd__ __iadd__".split())
 _MASKING = frozenset(
     "masked_fill masked_fill_ where __setitem__ index_put index_put_ masked_scatter".split()
 )
-_REDUCING = frozenset("max amax min amin minimum gather mean sum logsumexp take_along_dim".split())
+_REDUCING = frozenset(
+    "max amax min amin minimum gather mean sum logsumexp take_along_dim topk".split()
+)
+_PICKING = frozenset("argmax argmin max min topk".split())
 
 Note = Callable[..., Any]
 
@@ -41,6 +46,8 @@ class _Origin:
         returned: whether it is the sum of data and a discounted tensor.
         ones: whether it was created as ones.
         index: whether it is computed from integers of a model, such as the index of a maximum.
+        before: for a sum, the id of the tensor that was discounted, such as the next return.
+        fact: the fact stored about the sum.
     """
 
     factor: float | None = None
@@ -48,6 +55,8 @@ class _Origin:
     returned: bool = False
     ones: bool = False
     index: bool = False
+    before: int = 0
+    fact: dict[str, Any] | None = None
 
 
 @dataclass
@@ -66,7 +75,14 @@ class Bootstraps:
         """Release all tensors."""
         self._origins, self._written = {}, {}
 
-    def see(self, name: str, args: tuple[Any, ...], result: Any, note: Note) -> None:
+    def see(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        note: Note,
+    ) -> None:
         """Follow a call. `note` stores a fact."""
         if is_capturing():  # reading numbers would break the capture of a CUDA graph
             return
@@ -74,12 +90,18 @@ class Bootstraps:
             self._mask(name, args, result, note)
         elif name in ("ones", "ones_like"):
             self._set(result, _Origin(ones=True))
-        elif name in _SAME or name in _REDUCING:
+        elif name in _SAME or name in _REDUCING or name in _PICKING:
             self._pass_on(args, result)
-        elif name in ("mul", "__mul__", "__rmul__"):
+            if name in _PICKING:
+                self._pick(args, result)
+        elif name in ("stack", "cat"):
+            self._order(args, note)
+        elif name in _PRODUCTS:
             self._multiply(args, result)
-        elif name in ("add", "__add__", "__radd__"):
-            self._add(args, result, note)
+        elif name in _SUMS:
+            self._add(args, kwargs.get("alpha", 1), result, note)
+        elif name in ("addcmul", "addcmul_") and len(args) > 2:
+            self._add_product(args, kwargs.get("value", 1), result, note)
 
     def _of(self, tensor: Any) -> _Origin | None:
         known = self._origins.get(id(tensor))
@@ -109,46 +131,93 @@ class Bootstraps:
             return
         known = [o for each in args if (o := self._of(each)) is not None]
         origin = known[0] if known else _Origin()
+        if origin.fact is not None:  # the whole target is replaced where an episode ends
+            origin.fact["masked"] = True
         written_to = args[0] if name.endswith("_") else result
         if isinstance(written_to, torch.Tensor) and not written_to.requires_grad:
             self._set(written_to, replace(origin, masked=True))
 
+    def _pick(self, args: tuple[Any, ...], result: Any) -> None:
+        """Store the indices of a model's largest values."""
+        for each in result if isinstance(result, tuple) else (result,):
+            if isinstance(each, torch.Tensor) and _is_integer(each) and self._computes(args[0]):
+                self._set(each, _Origin(index=True))
+
+    def _order(self, args: tuple[Any, ...], note: Note) -> None:
+        """Note a list of sums each of which contains the previous one."""
+        parts = args[0] if isinstance(args[0], (list, tuple)) else ()
+        ids = [id(each) for each in parts]
+        before = [0 if (o := self._of(each)) is None else o.before for each in parts]
+        ascending = sum(a == b for a, b in zip(before[1:], ids, strict=False))
+        descending = sum(a == b for a, b in zip(before, ids[1:], strict=False))
+        if ascending >= _LEAST_SETS - 1 and not descending:
+            note("returns", order="ascending")
+
     def _multiply(self, args: tuple[Any, ...], result: Any) -> None:
-        if len(args) < 2 or not isinstance(result, torch.Tensor) or result.requires_grad:
+        if len(args) < 2 or not _is_numbers(result):
             return
-        if not result.is_floating_point() or result.numel() > _MOST_ELEMENTS:
-            return
+        product = self._product(args[:2])
+        if product is not None:
+            self._set(result, product)
+
+    def _product(self, operands: tuple[Any, ...]) -> _Origin | None:
+        """Return what is known about a product; None if nothing."""
         factor: float | None = None
         masked = returned = index = False
-        for each in args[:2]:
+        before = 0
+        for each in operands:
             if isinstance(each, (int, float)):
                 factor = float(each) if _LEAST_FACTOR <= each < 1 else factor
                 continue
             if not isinstance(each, torch.Tensor):
-                return
-            origin = self._of(each) or _Origin()
+                return None
+            origin = self._of(each)
+            if origin is None:
+                origin = _of_data(each)
+            if origin.factor is None and not origin.masked:
+                before = id(each)
             factor = origin.factor if origin.factor is not None else factor
             returned |= origin.returned
             index |= origin.index or (_is_integer(each) and self._computes(each))
-            masked |= origin.masked or (not origin.ones and _is_mask(each))
-        if factor is not None or masked or returned:
-            self._set(result, _Origin(factor, masked, returned, index=index))
+            masked |= origin.masked
+        if factor is None and not masked and not returned:
+            return None
+        return _Origin(factor, masked, returned, index=index, before=before)
 
-    def _add(self, args: tuple[Any, ...], result: Any, note: Note) -> None:
-        if len(args) < 2 or not isinstance(result, torch.Tensor) or result.requires_grad:
+    def _add(self, args: tuple[Any, ...], alpha: Any, result: Any, note: Note) -> None:
+        if len(args) < 2 or not _is_numbers(result):
             return
-        if not all(isinstance(each, torch.Tensor) for each in args[:2]):
+        first, second = args[:2]
+        if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
             return
-        origins = [self._of(each) or _Origin() for each in args[:2]]
+        origins = [self._of(first) or _Origin(), self._of(second) or _Origin()]
+        computed = [self._computes(first), self._computes(second)]
+        if isinstance(alpha, float) and _LEAST_FACTOR <= alpha < 1:
+            origins[1] = replace(origins[1], factor=alpha, before=id(second))
+        self._sum(origins, computed, result, note)
+
+    def _add_product(self, args: tuple[Any, ...], value: Any, result: Any, note: Note) -> None:
+        if not _is_numbers(result) or not all(isinstance(t, torch.Tensor) for t in args[:3]):
+            return
+        given, *factors = args[:3]
+        product = self._product((*factors, value))
+        computed = [self._computes(given), any(self._computes(each) for each in factors)]
+        self._sum([self._of(given) or _Origin(), product or _Origin()], computed, result, note)
+
+    def _sum(
+        self, origins: list[_Origin], computed: list[bool], result: torch.Tensor, note: Note
+    ) -> None:
+        """Note the sum of data and a discounted value."""
         for at, origin in enumerate(origins):
-            other = args[1 - at]
             if origin.factor is None or origins[1 - at].factor is not None:
                 continue
-            computed = self._computes(args[at]) and not self._computes(other)
-            if computed and not origin.returned and (count := result.numel()) > 1:
+            fact = None
+            bootstraps = computed[at] and not computed[1 - at]
+            if bootstraps and not origin.returned and (count := result.numel()) > 1:
                 facts = {"factor": origin.factor, "masked": origin.masked, "index": origin.index}
-                note("bootstrap", elements=count, **facts)
-            self._set(result, _Origin(None, masked=False, returned=True))
+                fact = note("bootstrap", elements=count, **facts)
+            self._set(result, _Origin(returned=True, before=origin.before, fact=fact))
+            return
 
     def _computes(self, tensor: torch.Tensor) -> bool:
         return self.is_computed is not None and self.is_computed(tensor)
@@ -158,10 +227,27 @@ def _is_integer(tensor: torch.Tensor) -> bool:
     return tensor.dtype in (torch.int64, torch.int32)
 
 
-def _is_mask(tensor: torch.Tensor) -> bool:
-    """Whether a tensor contains only zeros and ones."""
-    if tensor.dtype == torch.bool:
-        return True
-    if not 0 < tensor.numel() <= _MOST_ELEMENTS or tensor.requires_grad or not is_readable(tensor):
+def _is_numbers(result: Any) -> bool:
+    """Whether a result may be a value: floating-point numbers without a gradient."""
+    if not isinstance(result, torch.Tensor) or result.requires_grad:
         return False
-    return bool(((tensor == 0) | (tensor == 1)).all())
+    return result.is_floating_point() and result.numel() <= _MOST_ELEMENTS
+
+
+def _of_data(tensor: torch.Tensor) -> _Origin:
+    """Return what the numbers of a tensor reveal about it.
+
+    Zeros among equal numbers are a mask. So are equal numbers, as no episode may have ended.
+    """
+    if tensor.dtype == torch.bool:
+        return _Origin(masked=True)
+    if not 0 < tensor.numel() <= _MOST_ELEMENTS or tensor.requires_grad or not is_readable(tensor):
+        return _Origin()
+    if tensor.is_complex():
+        return _Origin()
+    others = tensor[tensor != 0]
+    low, high = (float(x) for x in others.aminmax()) if others.numel() else (1.0, 1.0)
+    if low != high or not (low == 1 or (tensor.is_floating_point() and _LEAST_FACTOR <= low < 1)):
+        return _Origin()
+    discount = None if low == 1 else round(low, 6)
+    return _Origin(discount, masked=discount is None or tensor.numel() > 1)

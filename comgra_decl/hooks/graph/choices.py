@@ -59,18 +59,31 @@ class Choices:
     def follow(self, name: str, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
         """Determine what a call does with actions."""
         for tensor in tensors_of((*args, *kwargs.values())) if self._known else ():
-            known = self._known.get(id(tensor))
-            if known is None or known[0]() is not tensor or name in _COMPARING:
+            choice = self._choice(tensor)
+            if choice is None or (name in _COMPARING and not self._meets(choice, args)):
                 continue
-            choice = known[1]
-            if name in _PASSING:
+            if name in _PASSING and (name != "__getitem__" or args[0] is tensor):
                 for each in tensors_of((result,)):
                     if not each.is_floating_point():
                         self._known[id(each)] = weakref.ref(each), choice
-            elif name == "gather" and isinstance(result, torch.Tensor) and result.requires_grad:
+            elif (
+                name in ("gather", "__getitem__")
+                and isinstance(result, torch.Tensor)
+                and result.requires_grad
+            ):
                 choice.scored = True
             else:
                 choice.used = True
+
+    def _choice(self, tensor: torch.Tensor) -> Choice | None:
+        known = self._known.get(id(tensor))
+        return known[1] if known is not None and known[0]() is tensor else None
+
+    def _meets(self, choice: Choice, args: tuple[Any, ...]) -> bool:
+        """Whether the actions are compared with others, such as the best ones."""
+        return any(
+            tensor.numel() > 1 and self._choice(tensor) is not choice for tensor in tensors_of(args)
+        )
 
     @property
     def fresh(self) -> list[Choice]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate
 from math import isfinite, prod
 from operator import mul
@@ -72,6 +72,7 @@ class Telling:
     choices: Choices = field(default_factory=Choices)
     _found: dict[str, dict[str, Any]] = field(default_factory=dict)
     _weights: dict[int, _Weights] = field(default_factory=dict)
+    _logarithms: dict[int, _Weights] = field(default_factory=dict)  # results of `log_softmax`
     # scores, some of which a mask has set to a number: the tensor, the mask and the number
     _masked: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor, float]] = field(
         default_factory=dict
@@ -101,7 +102,7 @@ class Telling:
 
     def release(self) -> None:
         """Release all tensors."""
-        self._weights, self._masked = {}, {}
+        self._weights, self._logarithms, self._masked = {}, {}, {}
         self._states, self._joined = {}, {}
         self._scores, self._scaled, self._uniform = {}, {}, {}
         self._gathered = []
@@ -118,6 +119,8 @@ class Telling:
                 self._note("final state", padded=self._padded())
             self._states.clear()
         self.results.receive(args, kwargs)
+        if not args and "input" in kwargs:
+            args = tuple(kwargs[key] for key in ("input", "other") if key in kwargs)
         if not args or _is_odd(args[0]) or _is_odd(result):
             return
         self.choices.follow(name, args, kwargs, result)
@@ -127,7 +130,7 @@ class Telling:
         with quiet():
             if self.results.wants(name, args, result):
                 self.results.add(name, result, _where())
-            self.bootstraps.see(name, args, result, self._note)
+            self.bootstraps.see(name, args, kwargs, result, self._note)
             if read is not None:
                 read(self, name, args, kwargs, result)
 
@@ -201,6 +204,20 @@ class Telling:
         if masked is not None and masked[0]() is args[0]:
             weights.mask = self._weight_of(masked[1], masked[2], result.detach())
         self._weights[id(result)] = weights
+
+    def _log_softmax(self, name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
+        before = self._logarithms.get(id(args[0]))
+        if before is not None and before.tensor() is args[0]:  # normalized in turns
+            return
+        self._softmax(name, args, kwargs, result)
+        if isinstance(result, torch.Tensor) and (known := self._weights.pop(id(result), None)):
+            self._logarithms[id(result)] = known
+
+    def _exp(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
+        """Read the exponentials of log-probabilities as a softmax."""
+        known = self._logarithms.get(id(args[0]))
+        if known is not None and known.tensor() is args[0] and isinstance(result, torch.Tensor):
+            self._weights[id(result)] = replace(known, tensor=weakref.ref(result))
 
     def _weight_of(self, mask: torch.Tensor, number: float, result: torch.Tensor) -> Any:
         """Return the fact about the weight that a softmax gives to elements that a mask hides."""
@@ -361,6 +378,8 @@ class Telling:
             self._note("added to itself", shape=[*result.shape])
         for each in args[:2]:
             self._keep_scores(each, result)
+            if isinstance(each, torch.Tensor) and _hides(each):
+                self._compare_with_padding(each < _HIDDEN)
 
     def _clamp(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
         """Note elements that are cut off, through which no gradient flows."""
@@ -372,8 +391,9 @@ class Telling:
             return
         if is_capturing() or result.is_complex() or not 1 < result.numel() <= _MOST_ELEMENTS:
             return
-        before = args[0].detach()
-        cut = sum((before < low).sum() if x is low else (before > high).sum() for x in limits)
+        before, within = args[0].detach(), args[0] is result  # in place: cut elements are limits
+        below, above = (before.le, before.ge) if within else (before.lt, before.gt)
+        cut = sum(below(x).sum() if x is low else above(x).sum() for x in limits)
         share = float(cut) / result.numel()
         if share >= _CLAMPED:
             self._note("clamped", share=round(share, 4), limits=limits, shape=[*result.shape])
@@ -519,6 +539,8 @@ class Telling:
     def _index(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         given, index = args[0], args[1] if len(args) > 1 else None
         self._gather(index, result)
+        if isinstance(index, tuple) and len(index) == 2 and isinstance(index[1], torch.Tensor):
+            self._classify("", (given, index[1]), {}, result)
         if isinstance(index, tuple) and len(index) > 1 and _is_all(index[0]):
             self._last(given, index[1], result)
 
@@ -539,6 +561,10 @@ class Telling:
         """Store the final state of a recurrent call on padded sequences that were not packed."""
         sizes = args[1] if len(args) > 1 else None  # of the batch, of packed sequences
         packed = isinstance(sizes, torch.Tensor) and not sizes.is_floating_point()
+        rate = args[5] if len(args) > 6 and not packed else 0.0
+        several = len(args) > 6 and isinstance(args[4], int) and args[4] > 1 and args[6] is True
+        if several and isinstance(rate, float) and _RATE <= rate < 1:
+            self._note("dropout", rate=rate, shape=[*args[0].shape])
         if packed or self._padded() == 0 or not isinstance(result, tuple):
             return
         state = result[1]
@@ -600,6 +626,13 @@ def _constant(value: Any) -> float | None:
     return float(low) if bool(low == high) else None
 
 
+def _hides(mask: torch.Tensor) -> bool:
+    """Whether a tensor without a gradient may be added to scores to hide some of them."""
+    if mask.requires_grad or not mask.is_floating_point() or not is_readable(mask):
+        return False
+    return 0 < mask.numel() <= _MOST_ELEMENTS and float(mask.min()) < _HIDDEN
+
+
 def _is(where: Mapping[int, weakref.ref[torch.Tensor]], tensor: torch.Tensor) -> bool:
     known = where.get(id(tensor))
     return known is not None and known() is tensor
@@ -639,7 +672,10 @@ _READ: dict[str, _Reader] = {
     **dict.fromkeys(("mul", "__mul__", "__rmul__"), Telling._multiply),
     **dict.fromkeys(("div", "__truediv__"), Telling._divide),
     **dict.fromkeys(("contiguous", "type_as", "float"), Telling._inherit),
-    **dict.fromkeys(("dropout", "alpha_dropout", "feature_dropout", "dropout2d"), Telling._drop),
+    **dict.fromkeys(
+        ("dropout", "alpha_dropout", "feature_dropout", "dropout1d", "dropout2d", "dropout3d"),
+        Telling._drop,
+    ),
     **dict.fromkeys(("to", "cpu"), Telling._move),
     **dict.fromkeys(
         ("item", "tolist", "nonzero", "__bool__", "__float__", "__int__", "masked_select"),
@@ -648,9 +684,11 @@ _READ: dict[str, _Reader] = {
     **dict.fromkeys(("matmul", "__matmul__", "bmm"), Telling._contract),
     "einsum": Telling._einsum,
     **dict.fromkeys(("add", "__add__", "__radd__"), Telling._add),
-    **dict.fromkeys(("clamp", "clip", "hardtanh"), Telling._clamp),
-    **dict.fromkeys(("rand", "rand_like"), Telling._randomize),
-    "cross_entropy": Telling._classify,
+    **dict.fromkeys(("clamp", "clip", "hardtanh", "clamp_", "clip_", "hardtanh_"), Telling._clamp),
+    **dict.fromkeys(("rand", "rand_like", "uniform_"), Telling._randomize),
+    **dict.fromkeys(("cross_entropy", "nll_loss"), Telling._classify),
+    "log_softmax": Telling._log_softmax,
+    "exp": Telling._exp,
     **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Telling._measure),
     **dict.fromkeys(
         (

@@ -13,6 +13,7 @@ from torch import nn
 from comgra_decl.hooks.graph.attended import Attended
 from comgra_decl.hooks.graph.telling import Telling
 from comgra_decl.hooks.limits import is_capturing
+from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.pytree import gradient_function, tensors_in, tensors_of
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
@@ -36,6 +37,7 @@ _SCANS = 2
 rarely changes."""
 
 _MOST_LEAVES = 4_000
+_NEAR = 0.9  # cosine between a parameter and its copy some steps later
 _PART = 8  # elements of a leaf that are compared
 
 _MOST_LOSSES = 4
@@ -82,6 +84,8 @@ class Ends:
         if iteration is None:
             return
         for path, tensor in given:
+            if self._looks > 0:
+                self._leaves.shapes.add(tuple(tensor.shape))
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
             if self._looks > 0 and tensor.requires_grad:
@@ -241,13 +245,16 @@ class Leaves:
 
     Attributes:
         over: whether the search has ended.
+        shapes: the shapes of inputs of models.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, _Leaf] = {}  # by id
         self._losses: list[list[weakref.ref[torch.Tensor]]] = []  # parameters behind each loss
-        self._gone: list[tuple[list[int], int]] = []  # shapes and records of former parameters
+        self._gone: list[_Leaf] = []  # former parameters
         self._others: set[int] = set()  # inputs, and what optimizers hold
+        self._held: dict[int, weakref.ref[torch.Tensor]] = {}  # what optimizers hold, by id
+        self.shapes: set[tuple[int, ...]] = set()
         self.over = False
 
     def give(self, tensor: torch.Tensor) -> None:
@@ -257,7 +264,9 @@ class Leaves:
     def hold(self, optimizer: Any) -> None:
         """Exclude the parameters of an optimizer."""
         if not self.over:
-            self._others |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            self._others |= {id(p) for p in held}
+            self._held |= {id(p): weakref.ref(p) for p in held}
 
     def reach(self, leaves: list[torch.Tensor], record: int) -> None:
         """Add the tensors to which the backward pass of a loss leads.
@@ -283,31 +292,58 @@ class Leaves:
     def _replace(self, leaf: _Leaf | None) -> None:
         """Store a leaf of whose id another tensor makes use."""
         if leaf is not None and leaf.shape is not None:
-            self._gone.append((leaf.shape, max(leaf.records)))
+            self._gone.append(leaf)
 
     def untrained(self, holds: Callable[[torch.Tensor], bool]) -> list[tuple[int, list[list[int]]]]:
         """Return the losses none of whose parameters any optimizer holds: number and shapes.
 
         A model must hold them all: the parameters of sharded models are replaced while they run.
-        To be called before `outside`, which ends the search.
+        Optimizers that have not stepped yet count too. A loss of copies of trained parameters, as
+        in meta-learning, trains those by other means. To be called before `outside`, which ends
+        the search.
         """
         losses, self._losses = self._losses, []
-        found = []
+        found: list[tuple[int, list[list[int]]]] = []
         for references in losses:
             tensors = [t for reference in references if (t := reference()) is not None]
             trained = any(id(tensor) in self._others for tensor in tensors)
-            if not trained and len(tensors) == len(references) and all(map(holds, tensors)):
-                found.append((len(tensors), [[*tensor.shape] for tensor in tensors[:3]]))
+            if trained or len(tensors) != len(references) or not all(map(holds, tensors)):
+                continue
+            if not found:  # searching all objects takes time
+                for optimizer in instances_of(torch.optim.Optimizer):
+                    self.hold(optimizer)
+            parts = [(tuple(tensor.shape), _part_of(tensor)) for tensor in tensors]
+            if any(id(tensor) in self._others for tensor in tensors) or self._copied(parts):
+                continue
+            found.append((len(tensors), [[*tensor.shape] for tensor in tensors[:3]]))
         return found
+
+    def _copied(self, parts: list[tuple[tuple[int, ...], torch.Tensor | None]]) -> bool:
+        """Whether a tensor, given by shape and part, began as a copy of an optimized one."""
+        held: dict[tuple[int, ...], list[torch.Tensor]] = {}
+        for reference in self._held.values():
+            known = reference()
+            part = None if known is None else _part_of(known)
+            if known is not None and part is not None and part.numel() == _PART:
+                held.setdefault(tuple(known.shape), []).append(part)
+        return any(
+            part is not None and any(_is_near(part, other) for other in held.get(shape, ()))
+            for shape, part in parts
+        )
 
     def recreated(self) -> list[list[int]]:
         """Return the shapes of parameters that existed in the first record only.
 
         Parameters of a layer that is created in every forward pass exist only until the backward
-        pass has ended. Afterwards, the search has ended.
+        pass has ended. Perturbations of an input have its shape; copies of a model, as in
+        meta-learning, begin with its values. Afterwards, the search has ended.
         """
         gone, self._gone = self._gone, []
-        return [shape for shape, _ in gone]
+        shapes = [leaf.shape for leaf in gone if leaf.shape is not None]
+        with quiet():
+            copied = self._copied([(tuple(leaf.shape or ()), leaf.part) for leaf in gone])
+        self._held = {}
+        return [] if copied else [shape for shape in shapes if tuple(shape) not in self.shapes]
 
     def outside(self, holds: Callable[[torch.Tensor], bool]) -> list[torch.Tensor]:
         """Return tensors that keep their values although they have gradients; then end the search.
@@ -348,6 +384,15 @@ def _part_of(tensor: torch.Tensor) -> torch.Tensor | None:
     if not is_readable(tensor) or not is_allocated(tensor):
         return None
     return tensor.detach().flatten()[:_PART].clone()
+
+
+def _is_near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the elements of two tensors point in nearly the same direction."""
+    if one.numel() != other.numel() or one.device != other.device:
+        return False
+    first, second = one.to(torch.float32), other.to(torch.float32)
+    size = float(first.norm() * second.norm())
+    return size > 0 and float(first @ second) > _NEAR * size
 
 
 def input_role(path: str) -> str:

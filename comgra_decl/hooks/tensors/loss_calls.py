@@ -165,8 +165,14 @@ def nodes_behind(loss: torch.Tensor, *, most: float = _MOST_NODES) -> Iterator[A
 
 
 def function_name(node: Any) -> str:
-    """Return "Softmax" for a node called "SoftmaxBackward0"."""
-    return str(node.name()).partition("Backward")[0]
+    """Return "Softmax" for a node called "SoftmaxBackward0".
+
+    A `torch.autograd.Function` of the program keeps its full name, "SoftmaxBackward", because its
+    derivative need not be that of torch's function.
+    """
+    name = str(node.name())
+    own = isinstance(node, torch.autograd.function.BackwardCFunction)
+    return name if own else name.partition("Backward")[0]
 
 
 def _dimension(node: Any) -> dict[str, int]:

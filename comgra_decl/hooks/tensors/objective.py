@@ -139,12 +139,14 @@ def _saved(node: Any, at: int) -> torch.Tensor | None:
 
 
 def _sign(factor: torch.Tensor | None) -> int:
-    """Return the sign that all elements of a factor have, or 0."""
+    """Return the sign that all elements of a factor have, or 0; negative ones must be equal."""
     if factor is None or not 0 < factor.numel() <= _MOST_ELEMENTS:
         return 0
     if factor.is_complex() or not is_readable(factor):
         return 0
     low, high = (float(x) for x in factor.detach().aminmax())
+    if high <= 0 and low < high:  # returns of actions, all of which happen to be negative
+        return 0
     return 1 if low >= 0 else -1 if high <= 0 else 0
 
 
@@ -197,11 +199,16 @@ def _logarithms(
 ) -> Iterator[tuple[Pair, set[int]]]:
     """Yield each tensor whose logarithm is added, with its directions."""
     logs = {node for node, _ in terms}
-    for node, sign in terms:
-        if function_name(node) == "Log" and node.next_functions[0][0] is not None and sign:
-            pair = node.next_functions[0]
-            if _only(consumers[pair], {"Mul", "Div", "Pow", "Reciprocal", *RESHAPING}, logs):
-                yield pair, {each * sign for each in _use(pair, consumers)}
+    scales = [
+        (node.next_functions[0], sign)
+        for node, sign in terms
+        if function_name(node) == "Log" and node.next_functions[0][0] is not None
+    ]
+    unknown = {pair for pair, sign in scales if not sign}  # of a policy, which returns weigh
+    for pair, sign in scales:
+        users = {"Mul", "Div", "Pow", "Reciprocal", *RESHAPING}
+        if pair not in unknown and _only(consumers[pair], users, logs):
+            yield pair, {each * sign for each in _use(pair, consumers)}
 
 
 def _only(users: list[tuple[Any, int]], names: set[str], nodes: set[Any]) -> bool:

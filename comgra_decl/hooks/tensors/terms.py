@@ -28,14 +28,28 @@ _MOST_HOPS = 32
 _MOST_ELEMENTS = 1 << 20  # of a factor that is read
 _FEWEST = 8  # actions of a loop
 _KEPT = 256  # elements of a factor or a residual that are stored
-_MONOTONE = frozenset({*RESHAPING, "Sum", "Cat", "Stack", "Minimum", "Maximum", "Clamp", "Where"})
+_MONOTONE = frozenset(
+    {*RESHAPING, "Sum", "Cat", "Stack", "Clamp", "Where"}
+    | {"Minimum", "Maximum", "Amin", "Amax", "Min", "Max"}
+)
 """Functions that pass on the direction in which a loss pushes their inputs."""
 _OF_A_RATIO = frozenset({"Pow", "Div", "Expand", *RESHAPING})
 _DISTANCES = frozenset({"MseLoss", "SmoothL1Loss", "HuberLoss", "L1Loss"})
 _BINARY = frozenset({"BinaryCrossEntropy", "BinaryCrossEntropyWithLogits"})
 _CHOOSING = frozenset({"Gather", "Index", "Select", "IndexSelect", "TakeAlongDim"})
 _PRODUCTS = frozenset({"Addmm", "Mm", "Bmm", "Baddbmm", "Mv", "Linear"})
-_STEPS = frozenset({"Round", "Floor", "Ceil", "Trunc"})
+_STEPS = frozenset({"Round", "Floor", "Ceil", "Trunc", "Sign", "Heaviside"})
+_BOUNDED = {"Sigmoid": (0.0, 1.0), "Softmax": (0.0, 1.0), "Tanh": (-1.0, 1.0)}
+"""The ranges of functions whose results autograd saves."""
+_OTHER_FACTORS = {
+    ("Mul", 0): "other",
+    ("Mul", 1): "self",
+    ("Addcmul", 1): "tensor2",
+    ("Addcmul", 2): "tensor1",
+}
+"""Under which name autograd saves what an input of a product is multiplied by."""
+_MEANT = frozenset("Unsqueeze View Reshape UnsafeView Expand Transpose T Permute".split())
+"""Functions that prepare a tensor for being compared with every element of another."""
 _LEAF = "torch::autograd::AccumulateGrad"
 _MEAN, _SUM = 1, 2  # values of torch.nn._reduction
 
@@ -63,7 +77,9 @@ def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
           same tensor, so that the gradient is zero.
         - "entropy": an entropy of probabilities, with "sign" and "weight".
         - "residual": "values" are the first 256 elements of target - prediction of a regression
-          with "elements" elements.
+          with "elements" elements. If the prediction is "made by" a sigmoid, a softmax or a tanh,
+          "range" holds the limits of that function, and "target" those of the target.
+        - "broadcast": a "prediction" of shape [n, 1] or [n] minus data has the "result" [n, n].
         - "divergence": the divergence of a Gaussian posterior from the standard one. Its "weight"
           is 1 for the sum over all elements. "variance as scale" is whether samples are scaled by
           the variance rather than by its root, and "deterministic" whether nothing but the
@@ -86,7 +102,7 @@ def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
         if any(term.get("form") == "gaussian" for term in policies):
             found += _gaussian_entropies(weights)
         found += [*_posteriors(loss, weights), *_outputs(weights)]
-        found += _without_derivative(loss)
+        found += [*_broadcasts(loss), *_without_derivative(loss)]
     return found
 
 
@@ -257,18 +273,52 @@ def _passes(node: Any, name: str, given: list[tuple[int, Pair]], walk: _Walk) ->
         first, walk.ratio = not walk.ratio, True
         return first
     if name in ("Mul", "Div"):
-        if len(given) == 1:
-            value = _constant(_saved(node, "self" if given[0][0] else "other"))
-            walk.sign *= -1 if value < 0 else 1
+        factor = _saved(node, "self" if given[0][0] else "other") if len(given) == 1 else None
+        walk.sign *= -1 if _constant(factor) < 0 else 1
+        if name == "Mul":
+            walk.chosen |= _selects(factor)
+        elif len(given) == 2:
+            walk.ratio |= _probability(given[1][1]) is not None
+        else:
+            walk.ratio |= _are_probabilities(factor)
         return len(given) == 1 or name == "Div"
+    if name == "Bmm" and len(given) == 1:  # as `einsum` computes it
+        walk.chosen |= _selects(_saved(node, "self" if given[0][0] else "mat2"))
+        return walk.chosen
     return name in _MONOTONE or name in ("Log", "Expand")
 
 
+def _selects(factor: torch.Tensor | None) -> bool:
+    """Whether a factor selects one action of each row, as a one-hot encoding does."""
+    if factor is None or factor.dim() < 2 or not 1 < factor.numel() <= _MOST_ELEMENTS:
+        return False
+    dim = next((at for at in (-1, -2) if factor.shape[at] > 1), None)
+    if dim is None:
+        return False
+    values = factor.detach()
+    binary = bool(((values == 0) | (values == 1)).all())
+    return binary and bool((values.sum(dim) == 1).all())
+
+
+def _are_probabilities(divisor: torch.Tensor | None) -> bool:
+    """Whether a divisor may be the probabilities of actions."""
+    if divisor is None or not 1 < divisor.numel() <= _MOST_ELEMENTS:
+        return False
+    low, high = (float(x) for x in divisor.detach().aminmax())
+    return 0 < low < high <= 1
+
+
 def _is_softmax(pair: Pair) -> bool:
+    """Whether a tensor is the result of a softmax, which may be written as exp(x) / sum(exp(x))."""
     node = pair[0]
     while node is not None and function_name(node) in RESHAPING:
         node = node.next_functions[0][0]
-    return node is not None and function_name(node) == "Softmax"
+    if node is None or function_name(node) != "Div":
+        return node is not None and function_name(node) == "Softmax"
+    above, below = node.next_functions[0], node.next_functions[1]
+    if below[0] is None or function_name(below[0]) != "Sum":
+        return False
+    return function_name(above[0]) == "Exp" and below[0].next_functions[0] == above
 
 
 def _of_a_sum(name: str, given: list[tuple[int, Pair]], walk: _Walk) -> _Probability | None:
@@ -290,14 +340,17 @@ def _policies(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
     single: list[tuple[float, float, _Probability]] = []  # of a loop over actions
     for pair, weight in weights.items():
         node = pair[0]
-        if function_name(node) != "Mul" or not weight:
+        if function_name(node) not in ("Mul", "Dot") or not weight:
             continue
         given = [(at, each) for at, each in enumerate(node.next_functions) if each[0] is not None]
         if len(given) == 1:
             at, each = given[0]
-            factor = _saved(node, "self" if at else "other")
+            other = "tensor" if function_name(node) == "Dot" else "other"
+            factor = _saved(node, "self" if at else other)
             found = None if factor is None else _probability(each)
             if found is None or factor is None or _is_plain_weight(factor, found):
+                continue
+            if _selects(factor):  # it is the choice of an action, not its advantage
                 continue
             if factor.numel() == 1:
                 single.append((weight, float(factor), found))
@@ -342,13 +395,20 @@ def _clippings(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
     The loss -min(r A, clip(r) A), which is max(-r A, -clip(r) A), is pessimistic.
     """
     for pair, weight in weights.items():
-        name = function_name(pair[0])
-        sides = [each for each in pair[0].next_functions if each[0] is not None]
-        if name not in ("Minimum", "Maximum") or len(sides) != 2 or not isfinite(weight):
+        node, name = pair[0], function_name(pair[0])
+        if name in ("Amin", "Amax", "Min", "Max"):
+            node = node.next_functions[0][0]
+            if node is None or function_name(node) not in ("Stack", "Cat"):
+                continue
+        elif name not in ("Minimum", "Maximum"):
+            continue
+        sides = [each for each in node.next_functions if each[0] is not None]
+        if len(sides) != 2 or not isfinite(weight):
             continue
         found = [_probability(_without_factor(side)) for side in sides]
         if all(each is not None and each.ratio for each in found):
-            yield {"kind": "clipping", "wrong": (name == "Minimum") == (weight > 0)}
+            smaller = name in ("Minimum", "Amin", "Min")
+            yield {"kind": "clipping", "wrong": smaller == (weight > 0)}
 
 
 def _without_factor(pair: Pair) -> Pair:
@@ -372,13 +432,13 @@ def _attached(one: Pair, other: Pair) -> Iterator[dict[str, Any]]:
 def _is_a_residual(pair: Pair) -> bool:
     """Whether a tensor is data minus an output, or the reverse, possibly normalized."""
     waiting = [pair[0]]
-    for node in waiting[:8]:
+    for node in waiting:
         name = function_name(node)
         inner = [each[0] for each in node.next_functions]
         known = [each for each in inner if each is not None]
         if name == "Sub" and len(known) == 1 and len(inner) == 2:
             return True
-        if name in ("Sub", "Div", *RESHAPING) and known:
+        if name in ("Sub", "Div", *RESHAPING) and known and len(waiting) < 8:
             waiting.append(known[0])
     return False
 
@@ -391,7 +451,7 @@ def _ratios(pair: Pair) -> Iterator[dict[str, Any]]:
             return
         name = function_name(node)
         given = [each for each in node.next_functions if each[0] is not None]
-        if name == "Sub" and len(given) == 2:
+        if name in ("Sub", "Div") and len(given) == 2:
             if all(_probability(each) is not None for each in given):
                 yield {"kind": "attached ratio", "same": given[0] == given[1]}
             return
@@ -459,28 +519,88 @@ def _residuals(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
             first = node.next_functions[0][0] is not None
             other = len(node.next_functions) > 1 and node.next_functions[1][0] is not None
             if name in _DISTANCES and first != other:
-                left = _first_elements((target - prediction) if first else (prediction - target))
-                yield {"kind": "residual", "elements": prediction.numel(), "values": left}
+                left = (target - prediction) if first else (prediction - target)
+                yield _residual(left, node.next_functions[0 if first else 1])
         elif name == "Pow":
             sides = _sides_of_difference(node)
             base = _saved(node, "self")
             if sides is not None and base is not None and sum(sides) == 1:
-                values = _first_elements(-base if sides[0] else base)
-                yield {"kind": "residual", "elements": base.numel(), "values": values}
+                yield _residual(-base if sides[0] else base, _prediction_of(node))
                 fact = {"weight": abs(weight), "elements": base.numel()}
                 if isfinite(weight):
                     yield {"kind": "reconstruction", **fact}
 
 
-def _sides_of_difference(node: Any) -> tuple[bool, bool] | None:
-    """Return which sides of a difference that is squared carry gradients; None if it is not one."""
+def _residual(left: torch.Tensor, prediction: Pair) -> dict[str, Any]:
+    """Return the fact about target - prediction, with the limits of the two if known.
+
+    Args:
+        left: target - prediction.
+        prediction: the prediction.
+    """
+    fact = {"kind": "residual", "elements": left.numel(), "values": _first_elements(left)}
+    node = prediction[0]
+    while node is not None and function_name(node) in {*RESHAPING} - {"Index", "Gather", "Select"}:
+        node = node.next_functions[0][0]
+    name = "" if node is None else function_name(node)
+    answer = _saved(node, "result") if name in _BOUNDED else None
+    if answer is not None and 0 < answer.numel() == left.numel() <= _MOST_ELEMENTS:
+        target = answer.detach().reshape(-1) + left.detach().reshape(-1)
+        low, high = (float(x) for x in target.aminmax())
+        if isfinite(low) and isfinite(high):
+            fact |= {"made by": name, "range": _BOUNDED[name], "target": (low, high)}
+    return fact
+
+
+def _difference(node: Any) -> Any:
+    """Return the node of the difference that is squared; None if it is none."""
     inner = node.next_functions[0][0]
     while inner is not None and function_name(inner) in RESHAPING:
         inner = inner.next_functions[0][0]
-    if inner is None or function_name(inner) != "Sub" or len(inner.next_functions) != 2:
+    known = inner is not None and function_name(inner) == "Sub" and len(inner.next_functions) == 2
+    return inner if known else None
+
+
+def _prediction_of(node: Any) -> Pair:
+    """Return the side of a squared difference that carries a gradient."""
+    sides: tuple[Pair, ...] = _difference(node).next_functions
+    return next(each for each in sides if each[0] is not None)
+
+
+def _sides_of_difference(node: Any) -> tuple[bool, bool] | None:
+    """Return which sides of a difference that is squared carry gradients; None if it is not one."""
+    inner = _difference(node)
+    if inner is None:
         return None
     first, second = (each[0] is not None for each in inner.next_functions)
     return first, second
+
+
+def _broadcasts(loss: torch.Tensor) -> list[dict[str, Any]]:
+    """Return differences of [n, 1] (or [n]) and data that have the shape [n, n].
+
+    Where outputs are also compared with each other, as in distances between samples, all pairs are
+    meant.
+    """
+    found: list[dict[str, Any]] = []
+    start = gradient_function(loss)
+    waiting, seen = [start], {start}
+    for node in waiting:
+        given = [each for each in node.next_functions if each[0] is not None]
+        after = _shape((node, 0)) if function_name(node) in ("Sub", "Rsub") else ()
+        if len(after) == 2 and after[0] == after[1] > 1:
+            expanded = [each for each in given if _shape(each) in ((after[0], 1), (after[0],))]
+            if len(given) == 2 and expanded:
+                return []
+            if expanded and function_name(expanded[0][0]) not in _MEANT:
+                before = [*_shape(expanded[0])]
+                found.append({"kind": "broadcast", "prediction": before, "result": [*after]})
+        for following, _ in given:
+            stops = function_name(following) in _PRODUCTS
+            if following not in seen and not stops and len(seen) < _MOST_PAIRS:
+                seen.add(following)
+                waiting.append(following)
+    return found
 
 
 def _posteriors(loss: torch.Tensor, weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
@@ -498,6 +618,8 @@ def _posteriors(loss: torch.Tensor, weights: dict[Pair, float]) -> Iterator[dict
         added = weights.get(base, nan)
         if not isfinite(added) or abs(added + weight) > 0.01 * abs(weight):
             continue
+        if _probability(base) is not None:
+            continue  # r - 1 - log r, an estimate of the divergence of policies
         exponentials = [n for n in users.get(base, ()) if function_name(n) == "Exp"]
         scaled = any(_scales_noise(n, users) for n in exponentials)
         sums = {"Add", "Sub", "Rsub", "Sum", "Mean", "Exp"}
@@ -541,10 +663,15 @@ def _of_distributions(
 
 def _scales_noise(node: Any, users: dict[Pair, list[Any]]) -> bool:
     """Whether a tensor is multiplied by numbers of both signs, as noise is."""
-    for user in users.get((node, 0), ()):
-        if function_name(user) == "Mul":
-            at = 0 if user.next_functions[0][0] is node else 1
-            factor = _saved(user, "self" if at else "other")
+    waiting = [node]
+    for one in waiting:
+        for user in users.get((one, 0), ()):
+            name = function_name(user)
+            if name in RESHAPING and len(waiting) < _MOST_HOPS:
+                waiting.append(user)
+                continue
+            at = next((i for i, (n, _) in enumerate(user.next_functions) if n is one), 0)
+            factor = _saved(user, _OTHER_FACTORS.get((name, at), ""))
             if factor is not None and 1 < factor.numel() <= _MOST_ELEMENTS:
                 low, high = (float(x) for x in factor.detach().aminmax())
                 if low < 0 < high:
@@ -564,26 +691,32 @@ def _outputs(weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:
 
 def _without_derivative(loss: torch.Tensor) -> list[dict[str, Any]]:
     """Return the function through which alone gradients reach some parameters, as zeros."""
-    every, functions = _leaves(loss, frozenset())
+    every, functions = _leaves(loss, through=True)
     if not functions & _STEPS:
         return []
-    cut = every - _leaves(loss, _STEPS)[0]
+    cut = every - _leaves(loss, through=False)[0]
     function = sorted(functions & _STEPS)[0]
     return [{"kind": "step", "function": function, "count": len(cut)}] if cut else []
 
 
-def _leaves(loss: torch.Tensor, stops: frozenset[str]) -> tuple[set[int], set[str]]:
-    """Return the leaves that gradients reach without certain functions, and all functions met."""
+def _is_step(node: Any) -> bool:
+    """Whether the derivative of a function is zero wherever it exists."""
+    rounds = getattr(node, "_saved_rounding_mode", None)  # of a division
+    return function_name(node) in _STEPS or rounds in ("floor", "trunc")
+
+
+def _leaves(loss: torch.Tensor, *, through: bool) -> tuple[set[int], set[str]]:
+    """Return the leaves that gradients reach, and the functions met, beyond steps if `through`."""
     start = gradient_function(loss)
     waiting, seen = [start], {start}
     found: set[int] = set()
     names: set[str] = set()
     for node in waiting:
-        name = function_name(node)
-        names.add(name)
+        name, step = function_name(node), _is_step(node)
+        names.add("Floor" if step and name == "Div" else name)
         if name == _LEAF:
             found.add(id(node.variable))
-        for following, _ in () if name in stops else node.next_functions:
+        for following, _ in node.next_functions if through or not step else ():
             if following is not None and following not in seen and len(seen) < _MOST_NODES:
                 seen.add(following)
                 waiting.append(following)

@@ -215,7 +215,10 @@ class WrongShift(Rule):
             length = scene.table.infos[source].shape[1]
             enough = known.records >= 3 and known.count >= self.parameters.least
             enough &= length >= _LENGTH
-            if not enough or len(known.values) < 3 or known.next_ > 0.9 * known.count:
+            if not enough or len(known.values) < 3:
+                continue
+            others = (each for (x, _), each in scene.next_tokens.tokens.items() if x == source)
+            if any(each.next_ > 0.9 * each.count for each in others):  # further answers look ahead
                 continue
             later = known.second >= _ALIKE * known.count * (1 - 3 / length)
             earlier = known.previous >= _ALIKE * known.count * (1 - 2 / length)

@@ -9,6 +9,7 @@ from comgra_decl.rules.api import (
     Count,
     Finding,
     Patient,
+    Place,
     Rule,
     RuleParameters,
     Scene,
@@ -24,6 +25,7 @@ from comgra_decl.rules.api import (
 _RANGES = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Softmax": (0.0, 1.0)}
 """Limits of what a function returns, by its name in autograd."""
 
+_FEWEST = 2  # records whose losses were read
 _MARGIN = 0.05  # of the range, by which targets may exceed it
 _MOST_VALUES = 20  # different classes
 
@@ -37,7 +39,8 @@ class BoundedAnswer(Rule):
     definition = (
         "An elementwise regression loss compares a target with the result of a sigmoid, a softmax "
         "(0 to 1) or a tanh (-1 to 1). In at least `patience` records, targets are outside this "
-        f"range by more than {_MARGIN:.0%} of it."
+        f"range by more than {_MARGIN:.0%} of it. A difference of the two that is squared is "
+        f"recognised in autograd's graph; the first {_FEWEST} records decide then."
     )
     source = "The range of a function bounds what it returns. Our own definition."
     advice = (
@@ -74,21 +77,49 @@ class BoundedAnswer(Rule):
             if len(outside) < self.parameters.patience:
                 continue
             step, least, most = outside[0]
-            return [
-                self.finding(
-                    scene,
-                    place=place_of(scene, call),
-                    first_step=step,
-                    message=f"The prediction is the result of a {call.prediction.made_by.lower()} "
-                    f"and lies between {low:g} and {high:g}, but its target ranges from "
-                    f"{least:.3g} to {most:.3g}: the model cannot reach these values.",
-                    evidence={"lowest target": least, "highest target": most},
-                )
-            ]
+            made_by, place = call.prediction.made_by, place_of(scene, call)
+            return [self._finding(scene, made_by, limits, (least, most), step, place)]
+        return self._of_terms(scene)
+
+    def _of_terms(self, scene: Scene) -> list[Finding]:
+        """Return a finding about a difference whose target is out of reach in all first records."""
+        terms = [term for term in scene.terms("residual") if "range" in term]
+        for made_by in {str(term["made by"]): None for term in terms}:
+            same = [term for term in terms if term["made by"] == made_by]
+            low, high = (float(limit) for limit in same[0]["range"])
+            margin = _MARGIN * (high - low)
+            targets = [(float(least), float(most)) for least, most in (t["target"] for t in same)]
+            if len({term["record"] for term in same}) < _FEWEST or not all(
+                least < low - margin or most > high + margin for least, most in targets
+            ):
+                continue
+            return [self._finding(scene, made_by, (low, high), targets[0])]
         return []
+
+    def _finding(
+        self,
+        scene: Scene,
+        made_by: str,
+        limits: tuple[float, float],
+        target: tuple[float, float],
+        step: int = 0,
+        place: Place | None = None,
+    ) -> Finding:
+        (low, high), (least, most) = limits, target
+        return self.finding(
+            scene,
+            place=place,
+            first_step=step,
+            message=f"The prediction is the result of a {made_by.lower()} and lies between {low:g} "
+            f"and {high:g}, but its target ranges from {least:.3g} to {most:.3g}: the model cannot "
+            "reach these values.",
+            evidence={"lowest target": least, "highest target": most},
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
+        if any("range" in term for term in scene.terms("residual")):
+            return None
         if not any(call.function in ELEMENTWISE for call in scene.calls):
             return "no elementwise loss compares a prediction with a target"
         return None if self._ranges else "the values of targets are not recorded"

@@ -91,6 +91,8 @@ class InitialLoss(LossRule):
         others = any(call.function not in CLASSIFICATION for call in scene.calls)
         if min(several) < 2 or step > 0 or others or _pretrained(scene):
             return None
+        if scene.objectives and len(scene.objectives[0]) > 1:  # the first one need not be a loss
+            return None
         guessing = sum(log(classes) for classes in several)
         loss /= self._scale(scene)
         if not loss > self.parameters.factor * guessing:

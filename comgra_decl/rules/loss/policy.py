@@ -18,6 +18,7 @@ from comgra_decl.rules.api import (
 )
 
 _PAIRED = 8  # elements of a factor that are compared with a residual
+_CERTAIN = 3.0  # standard errors by which their correlation differs from zero
 
 
 def _policies(scene: Scene) -> list[dict[str, Any]]:
@@ -40,14 +41,22 @@ def _policies_missing(scene: Scene) -> str | None:
 
 
 def _agreement(scene: Scene, term: dict[str, Any]) -> float | None:
-    """Return the correlation of a factor with the residuals of the values; None if unknown."""
+    """Return the correlation of a factor with the residuals of the values; None if unknown.
+
+    The residuals belong to the same samples only if they are in the same record. Those in the same
+    loss come first. A correlation that may be one of chance is unknown (Fisher's transformation:
+    its standard error is 1 / sqrt(n - 3)).
+    """
     factor = np.array(term["factor"], np.float64)
-    for other in scene.terms("residual"):
+    here = [r for r in scene.terms("residual") if r["record"] == term["record"]]
+    for other in sorted(here, key=lambda r: abs(r["loss"] - term["loss"])):
         left = np.array(other["values"], np.float64)
         if other["elements"] != term["elements"] or len(left) < _PAIRED:
             continue
         if len(left) == len(factor) and factor.std() > 0 and left.std() > 0:
-            return float(np.corrcoef(factor, left)[0, 1])
+            found = float(np.corrcoef(factor, left)[0, 1])
+            size = np.arctanh(min(abs(found), 1 - 1e-9)) * np.sqrt(len(left) - 3)
+            return found if size >= _CERTAIN else None
     return None
 
 
@@ -70,9 +79,9 @@ class PolicySign(Rule):
         "advantage become more likely. The rule reports a loss that rises with them. Whether the "
         "factor is an advantage or its negative follows from the values' regression in the same "
         "step: an advantage is return - value, so its correlation with target - prediction is at "
-        "least `agreement`. Without such a regression, a loss that rises with the "
-        "log-probabilities, while the factor is not mostly negative, is a hint. Signs and factors "
-        "are read from autograd's graph in the first records."
+        "least `agreement`, and three standard errors from zero. Without such a regression, a loss "
+        "that rises with the log-probabilities, while the factor is not mostly negative, is a "
+        "hint. Signs and factors are read from autograd's graph in the first records."
     )
     source = (
         "Williams, Simple statistical gradient-following algorithms (1992); Schulman et al., "
@@ -86,11 +95,15 @@ class PolicySign(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first policy term with the wrong sign."""
-        for term in _policies(scene):
-            sign, agreement = int(term["sign"]), _agreement(scene, term)
+        compared = [(term, _agreement(scene, term)) for term in _policies(scene)]
+        known = [int(term["sign"]) * found for term, found in compared if found is not None]
+        for term, agreement in compared:
+            sign = int(term["sign"])
             wrong, sure = False, agreement is not None
             if agreement is not None:
-                wrong = sign * agreement >= self.parameters.agreement
+                wrong = min(known) >= self.parameters.agreement
+            elif known:
+                continue
             else:
                 wrong = sign > 0 and float(np.mean(term["factor"])) > -0.1 * float(
                     np.mean(np.abs(term["factor"]))
@@ -98,7 +111,7 @@ class PolicySign(Rule):
             if not wrong:
                 continue
             what = "ratios of probabilities" if term["ratio"] else "log-probabilities"
-            known = (
+            reason = (
                 f" The factor is an advantage: it agrees with return - value (correlation "
                 f"{agreement:+.2f})."
                 if sure and sign > 0
@@ -113,7 +126,7 @@ class PolicySign(Rule):
                     first_step=0,
                     message=f"The sign of the policy's loss is probably wrong: the loss "
                     f"{'rises' if sign > 0 else 'falls'} with the {what} of the chosen actions "
-                    f"times a factor.{known}",
+                    f"times a factor.{reason}",
                     evidence={"sign": sign, "elements": int(term["elements"])},
                     **({} if sure else {"severity": "hint", "certainty": 0.6}),
                 )

@@ -100,6 +100,7 @@ class Untrained(SlotRule):
     _first: list[float] = per_run(list)
     _latest: list[float] = per_run(list)
     _moved: set[int] = per_run(set)  # slots of parameters that have changed
+    _kept: set[int] = per_run(set)  # those that were the same in two records
 
     def look(self, window: Window) -> None:
         """Process the next training records."""
@@ -111,8 +112,9 @@ class Untrained(SlotRule):
                 if name == "l2":
                     self._start.look(at, value)
                 before = self._last.setdefault(name, Previous()).look(at, value)
-                changed = (value != before) & np.isfinite(value) & np.isfinite(before)
-                self._moved |= {int(slot) for slot in at[changed.any(0)]}
+                known = np.isfinite(value) & np.isfinite(before)
+                self._moved |= {int(slot) for slot in at[((value != before) & known).any(0)]}
+                self._kept |= {int(slot) for slot in at[((value == before) & known).any(0)]}
 
     def wants(self, table: SlotTable) -> Mask:
         """Return the gradients of parameters; the parameters themselves if none are recorded."""
@@ -241,6 +243,8 @@ class Untrained(SlotRule):
         """Return whether the module of an unchanged parameter receives gradients."""
         slot = scene.table.by_key.get(SlotKey(place.node, place.role, 0, "forward"))
         if slot is None or slot in self._moved or scene.records < self.patience:
+            return False
+        if (self._moved or self._kept) and slot not in self._kept:  # it lived for one step
             return False
         return any(
             info.key.node == place.node and is_gradient(info.key.pass_)

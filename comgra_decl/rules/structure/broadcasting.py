@@ -16,6 +16,8 @@ from comgra_decl.rules.api import (
     place_of,
 )
 
+_ADVICE = "Pass tensors of the same shape to the loss, for example by calling squeeze(-1)."
+
 
 class SilentBroadcasting(Rule):
     """Shapes that are broadcast, so that each prediction is compared with every target."""
@@ -33,12 +35,14 @@ class SilentBroadcasting(Rule):
         "rule checks the shapes "
         "passed to the function. In a subtraction, the longer shape must end in 1, or have a 1 "
         "next to the batch dimension and at least two more dimensions. Other shapes are ignored, "
-        "because they are common in the computation of distances."
+        "because they are common in the computation of distances. However the difference is "
+        "written, autograd's graph shows whether an output of shape [n, 1] or [n] minus data has "
+        "the shape [n, n]; an output that was reshaped for it is ignored."
     )
     source = (
         "The first bug in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
     )
-    advice = "Pass tensors of the same shape to the loss, for example by calling squeeze(-1)."
+    advice = _ADVICE
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first call whose shapes do not match."""
@@ -60,11 +64,24 @@ class SilentBroadcasting(Rule):
                     evidence={"prediction": str(a), "target": str(b), "result": str(result)},
                 )
             ]
+        for term in scene.terms("broadcast"):
+            shapes = {name: str(term[name]) for name in ("prediction", "result")}
+            return [
+                self.finding(
+                    scene,
+                    first_step=0,
+                    message=f"A loss subtracts data from a prediction of shape "
+                    f"{shapes['prediction']}, and the difference has the shape "
+                    f"{shapes['result']}: every prediction is compared with every target.",
+                    advice=_ADVICE,
+                    evidence=shapes,
+                )
+            ]
         return []
 
     def missing(self, scene: Scene) -> str | None:
         """Return the reason why the run could not be checked, or None."""
-        return comparison_missing(scene)
+        return None if scene.objectives else comparison_missing(scene)
 
 
 def _misfit(call: LossCall) -> bool:

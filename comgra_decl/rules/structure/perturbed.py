@@ -273,6 +273,8 @@ class NoNonlinearity(ExperimentRule):
             line = found.get("affine")
             if not layers or not line or int(found["step"]) < _TRAINED:
                 continue
+            if _is_one_layer(scene, str(found["model"])):
+                continue
             if line["bend"] <= _STRAIGHT and line["reacts"] > 100 * _STRAIGHT:
                 return [
                     self.finding(
@@ -287,6 +289,12 @@ class NoNonlinearity(ExperimentRule):
                     )
                 ]
         return []
+
+
+def _is_one_layer(scene: Scene, model: str) -> bool:
+    """Return whether a model that is called by itself is a single layer."""
+    classes = {info.module_class for info in scene.table.infos if info.key.node == model}
+    return not classes.isdisjoint(_AFFINE)
 
 
 def _in_sequence(scene: Scene) -> tuple[str, str] | None:

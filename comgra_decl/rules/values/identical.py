@@ -40,8 +40,9 @@ class IdenticalUnits(SlotRule):
     certainty = 0.8
     definition = (
         "All elements of a weight with at least two dimensions are identical and nonzero at the "
-        "start. Alternatively, for `patience` records in a row, the units of a layer differ by "
-        "less than `spread` times their mean magnitude. The rule compares the outputs of layers "
+        "start, and its module has no random weight of the same shape, as a deviation has a mean. "
+        "Alternatively, for `patience` records in a row, the units of a layer differ by less than "
+        "`spread` times their mean magnitude. The rule compares the outputs of layers "
         "with weights (one value per unit) and the gradients of their biases."
     )
     source = (
@@ -90,6 +91,20 @@ class IdenticalUnits(SlotRule):
         new = (self._constant[at] < 0) & seen.any(0)
         self._constant[at[new]] = first[new]
         return np.broadcast_to(self._constant[at] == 1, same.shape)
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leave out constant weights whose module has a random one of the same shape.
+
+        They are scales or deviations of the random weights, whose units differ.
+        """
+        infos = scene.table.infos
+        known = range(min(len(self._constant), len(infos)))
+        random = {(infos[i].key.node, infos[i].shape) for i in known if self._constant[i] == 0}
+        scales = [
+            infos[at].kind == "parameter" and (infos[at].key.node, infos[at].shape) in random
+            for at in fired.tolist()
+        ]
+        return fired[~np.array(scales, np.bool_)]
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Return the message for a slot."""

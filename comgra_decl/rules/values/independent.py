@@ -98,6 +98,7 @@ class InputIndependence(SlotRule):
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leave out tensors that are computed from parameters only, unless all of them are."""
+        fired = self.in_every_iteration(scene, fired)
         graph = scene.structure  # the newest, because a first step may set parameters from data
         sources = {} if graph is None else sources_of(replace(scene, structures={"": graph}))
         only = [s for s in fired.tolist() if _of_parameters(scene.table, sources, s)]

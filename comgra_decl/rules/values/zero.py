@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from comgra_decl.rules.api import Mask, Measured, Scene, SlotRule, Slots, SlotTable, Window
+from comgra_decl.rules.api import (
+    Mask,
+    Measured,
+    Scene,
+    SlotRule,
+    Slots,
+    SlotTable,
+    Window,
+    sources_of,
+)
 
 
 class AllZero(SlotRule):
@@ -37,8 +46,18 @@ class AllZero(SlotRule):
         return size == 0, np.asarray(size)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leave out tensors that are zero only in some iterations, such as initial states."""
-        return self.in_every_iteration(scene, fired)
+        """Leave out tensors that are zero only in some iterations, such as initial states.
+
+        Further outputs that are computed from inputs alone, or from nothing, are constants of the
+        program, such as the bias of an attention without positions.
+        """
+        fired, sources = self.in_every_iteration(scene, fired), sources_of(scene)
+        infos = scene.table.infos
+        constant = {info.id for info in infos if info.kind == "input"}
+        for at in fired[np.argsort(scene.table.order[fired])].tolist() if sources else ():
+            if infos[at].key.role != "output" and constant.issuperset(sources.get(at, ())):
+                constant.add(at)
+        return fired[~np.isin(fired, list(constant))]
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Return the message for a slot."""

@@ -1,0 +1,380 @@
+"""One mistake is written in many ways, and some code that is right looks like it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+
+from tests.rules.test_causes_of_strangers import Loss, fit, found, mlp
+
+N = 32
+TEACHER = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+
+
+def names(root: Path, loss: Loss, model: nn.Module, *, steps: int = 5) -> set[str]:
+    return {*found(root, lambda: fit(model, loss, steps=steps))}
+
+
+# -- policies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_advantages_are_compared_with_the_values_of_their_own_step(
+    wrong: bool, tmp_path: Path
+) -> None:
+    """Sixteen steps of one step agree with those of another by chance."""
+    policy, value = mlp(4, 3), mlp(4, 1)
+    optimizer = torch.optim.Adam([*policy.parameters(), *value.parameters()], 0.01)
+
+    def train() -> None:
+        for _ in range(8):
+            x = torch.randn(16, 4)
+            with torch.no_grad():
+                actions = Categorical(logits=policy(x)).sample()
+                known = value(x)[:, 0]
+            target = (x @ TEACHER).gather(1, actions[:, None])[:, 0]
+            chosen = Categorical(logits=policy(x)).log_prob(actions)
+            sign = 1 if wrong else -1
+            loss = sign * (chosen * (target - known)).mean() + F.mse_loss(value(x)[:, 0], target)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert ("policy_sign" in found(tmp_path, train)) is wrong
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_actions_that_a_product_with_their_encoding_selects(wrong: bool, tmp_path: Path) -> None:
+    value = mlp(4, 1)
+
+    def loss(model: nn.Module) -> Tensor:
+        x, actions = torch.randn(N, 4), F.one_hot(torch.randint(0, 3, (N,)), 3).float()
+        returns = (x @ TEACHER * actions).sum(1)
+        chosen = torch.einsum("na,na->n", model(x).log_softmax(1), actions)
+        advantage = (returns - value(x)[:, 0]).detach()
+        policy = torch.dot(chosen, advantage) / N
+        return (policy if wrong else -policy) + (value(x)[:, 0] - returns).square().mean()
+
+    assert ("policy_sign" in names(tmp_path, loss, mlp(4, 3))) is wrong
+
+
+@pytest.mark.parametrize("use", ["rows", "table", "compared", "none"])
+def test_rewards_that_are_looked_up_by_the_sampled_actions(use: str, tmp_path: Path) -> None:
+    table = torch.randn(3)
+    optimizer = torch.optim.Adam((policy := mlp(4, 3)).parameters(), 0.01)
+
+    def train() -> None:
+        for _ in range(6):
+            x = torch.randn(N, 4)
+            choices = Categorical(logits=policy(x))
+            actions = choices.sample()
+            if use == "rows":
+                reward = x[torch.arange(N), actions]
+            elif use == "table":
+                reward = table[actions]
+            elif use == "compared":
+                reward = (actions == x[:, :3].argmax(1)).float()
+            else:
+                reward = x[:, 0]
+            optimizer.zero_grad()
+            (-(choices.log_prob(actions) * (reward - 0.1)).mean()).backward()
+            optimizer.step()
+
+    assert ("fresh_actions" in found(tmp_path, train)) is (use == "none")
+
+
+def test_returns_that_are_all_negative_push_no_scale(tmp_path: Path) -> None:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean, self.log_scale = mlp(4, 2), nn.Parameter(torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Distribution:
+            return Independent(Normal(self.mean(x), self.log_scale.exp()), 1)
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        actions = (policy := model(x)).sample()
+        returns = -(actions - x[:, :2]).pow(2).sum(1)
+        result: Tensor = -(returns * policy.log_prob(actions)).mean()
+        return result - 0.001 * policy.entropy().mean()
+
+    assert "wrong_log_scale" not in names(tmp_path, loss, Policy())
+
+
+@pytest.mark.parametrize("smaller", [True, False])
+def test_a_clipped_objective_of_stacked_gains(smaller: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x, actions = torch.randn(N, 4), torch.randint(0, 3, (N, 1))
+        logs = model(x).log_softmax(1).gather(1, actions)[:, 0]
+        ratio, advantage = (logs - logs.detach() + 0.01).exp(), torch.randn(N)
+        gains = torch.stack([ratio * advantage, ratio.clamp(0.8, 1.2) * advantage])
+        return -(gains.amin(0) if smaller else gains.amax(0)).mean()
+
+    assert ("wrong_clipping" in names(tmp_path, loss, mlp(4, 3))) is not smaller
+
+
+@pytest.mark.parametrize("detach", [True, False])
+@pytest.mark.parametrize("form", ["division", "difference"])
+def test_a_ratio_whose_denominator_carries_a_gradient(
+    detach: bool, form: str, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x, actions = torch.randn(N, 4), torch.randint(0, 3, (N, 1))
+        new, old = (model(x).softmax(1).gather(1, actions) for _ in range(2))
+        old = old.detach() if detach else old
+        ratio = new / old if form == "division" else (new.log() - old.log()).exp()
+        return -(ratio * torch.randn(N, 1)).mean()
+
+    assert ("attached_ratio" in names(tmp_path, loss, mlp(4, 3))) is not detach
+
+
+def test_a_normalized_advantage_that_trains_the_values(tmp_path: Path) -> None:
+    value = mlp(4, 1)
+
+    def loss(model: nn.Module) -> Tensor:
+        x, actions = torch.randn(N, 4), torch.randint(0, 3, (N, 1))
+        returns, values = x[:, 0], value(x)[:, 0]
+        advantage = returns - values
+        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-6)
+        chosen = model(x).log_softmax(1).gather(1, actions)[:, 0]
+        return -(chosen * advantage).mean() + F.mse_loss(values, returns)
+
+    assert "attached_advantage" in names(tmp_path, loss, mlp(4, 3))
+
+
+# -- bootstrapped targets --------------------------------------------------------------------------
+
+GOALS: dict[str, tuple[str, Callable[[Tensor, Callable[[], Tensor], Tensor], Tensor]]] = {
+    "discount and mask come first": ("", lambda r, v, d: r + 0.9 * ~d * v().max(1)[0]),
+    "the target is chosen": ("", lambda r, v, d: torch.where(d, r, r + 0.9 * v().amax(1))),
+    "a discount per sample": ("", lambda r, v, d: r + (0.9 * (~d).float()) * v().max(1)[0]),
+    "alpha": ("unmasked_target", lambda r, v, _d: torch.add(r, v().amax(1), alpha=0.97)),
+    "in place": ("unmasked_target", lambda r, v, _d: v().amax(1).mul_(0.9).add_(r)),
+    "addcmul": ("short_horizon", lambda r, v, d: torch.addcmul(r, 0.5 * ~d, v().amax(1))),
+    "an index": ("index_as_value", lambda r, v, d: r + 0.9 * ~d * v().argmax(1).float()),
+}
+
+
+@pytest.mark.parametrize("name", GOALS)
+def test_targets_of_q_learning(name: str, tmp_path: Path) -> None:
+    wrong, goal = GOALS[name]
+    model = mlp(4, 3)
+    target = deepcopy(model).requires_grad_(False)
+
+    def loss(model: nn.Module) -> Tensor:
+        x, after = torch.randn(N, 4), torch.randn(N, 4)
+        done = torch.rand(N) < 0.2
+        with torch.no_grad():
+            y = goal(torch.randn(N), lambda: target(after), done)
+        return F.smooth_l1_loss(model(x).gather(1, torch.randint(0, 3, (N, 1)))[:, 0], y)
+
+    seen = names(tmp_path, loss, model)
+    assert seen & {"unmasked_target", "short_horizon", "index_as_value"} == ({wrong} - {""})
+
+
+@pytest.mark.parametrize("ascending", [True, False])
+def test_returns_in_a_list(ascending: bool, tmp_path: Path) -> None:
+    value = mlp(4, 1)
+
+    def loss(model: nn.Module) -> Tensor:
+        x, rewards = torch.randn(12, 4), torch.randn(12)
+        values, running = value(x)[:, 0], torch.zeros(())
+        returns: list[Tensor] = []
+        for t in range(12) if ascending else reversed(range(12)):
+            running = rewards[t] + 0.9 * running
+            returns.insert(len(returns) if ascending else 0, running)
+        goal = torch.stack(returns)
+        chosen = model(x).log_softmax(1)[:, 0]
+        return -(chosen * (goal - values).detach()).mean() + F.mse_loss(values, goal)
+
+    assert ("ascending_returns" in names(tmp_path, loss, mlp(4, 3))) is ascending
+
+
+# -- comparisons -----------------------------------------------------------------------------------
+
+DIFFERENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rsub": lambda p, y: torch.rsub(p, y).pow(2).mean(),
+    "log cosh": lambda p, y: torch.log(torch.cosh(y.sub(p))).mean(),
+    "log_prob": lambda p, y: -Normal(p, 1.0).log_prob(y).mean(),
+    "half precision": lambda p, y: ((p.bfloat16() - y.bfloat16()) ** 2).mean().float(),
+}
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("form", DIFFERENCES)
+def test_predictions_that_meet_every_target(form: str, fits: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        return DIFFERENCES[form](model(x), x[:, :1] if fits else x[:, 0])
+
+    assert ("silent_broadcasting" in names(tmp_path, loss, mlp(4, 1))) is not fits
+
+
+@pytest.mark.parametrize("form", ["energy distance", "all pairs"])
+def test_pairs_that_are_meant(form: str, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        out, data = model(torch.randn(N, 4)), torch.randn(N)
+        if form == "all pairs":
+            return (out[:, 0][:, None] - data[None]).abs().mean()
+        return (out - data).abs().mean() - 0.5 * (out - out.squeeze(1)).abs().mean()
+
+    assert "silent_broadcasting" not in names(tmp_path, loss, mlp(4, 1))
+
+
+@pytest.mark.parametrize("scale", [0.5, 5.0])
+@pytest.mark.parametrize("form", ["square", "huber", "gaussian"])
+def test_targets_beyond_the_range_of_an_answer(form: str, scale: float, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        out, y = model(x), scale * x[:, :1].tanh()
+        if form == "square":
+            return torch.square(y - out).mean()
+        if form == "huber":
+            return F.huber_loss(target=y, input=out)
+        return F.gaussian_nll_loss(out, y, torch.ones_like(out))
+
+    model = nn.Sequential(mlp(4, 1), nn.Tanh())
+    assert ("bounded_answer" in names(tmp_path, loss, model)) is (scale > 1)
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+class Round(torch.autograd.Function):
+    """Rounds, and passes on gradients; it has the name of torch's function."""
+
+    @staticmethod
+    def forward(_context: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(_context: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+STEPS: dict[str, tuple[bool, Callable[[Tensor], Tensor]]] = {
+    "sign": (True, torch.sign),
+    "division that rounds": (
+        True,
+        lambda h: torch.div(h, 0.25, rounding_mode="floor") * 0.25,
+    ),
+    "straight through": (False, Round.apply),
+    "division": (False, lambda h: torch.div(h, 0.25)),
+}
+
+
+@pytest.mark.parametrize("form", STEPS)
+def test_functions_without_derivative(form: str, tmp_path: Path) -> None:
+    wrong, function = STEPS[form]
+
+    class Quantized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.before, self.after = mlp(4, 16), mlp(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = self.after(function(3 * self.before(x)))
+            return result
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        return F.cross_entropy(model(x), (x @ TEACHER).argmax(1))
+
+    assert ("zero_derivative" in names(tmp_path, loss, Quantized())) is wrong
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+@pytest.mark.parametrize("form", ["addcmul", "einsum"])
+def test_samples_scaled_by_their_variance(form: str, wrong: bool, tmp_path: Path) -> None:
+    decoder = mlp(4, 10)
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 10)
+        mean, log_variance = model(x).chunk(2, -1)
+        scale, noise = (log_variance * (1 if wrong else 0.5)).exp(), torch.randn(N, 4)
+        if wrong:
+            scale = log_variance.exp()
+        sample = torch.addcmul(mean, scale, noise)
+        if form == "einsum":
+            sample = mean + torch.einsum("bz,bz->bz", scale, noise)
+        divergence = -0.5 * (1 + log_variance - mean.pow(2) - log_variance.exp()).sum(-1)
+        return (decoder(sample) - x).pow(2).sum(-1).mean() + divergence.mean()
+
+    assert ("variance_as_scale" in names(tmp_path, loss, mlp(10, 8))) is wrong
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+
+def test_copies_and_perturbations_that_live_for_a_step_are_no_forgotten_layers(
+    tmp_path: Path,
+) -> None:
+    """First-order meta-learning, and adversarial training with a parameter as perturbation."""
+    optimizer = torch.optim.Adam((model := mlp(4, 3)).parameters(), 0.01)
+
+    def train() -> None:
+        for _ in range(12):
+            optimizer.zero_grad()
+            x = torch.randn(N, 4)
+            y = (x @ TEACHER).argmax(1)
+            copy = deepcopy(model)
+            for gradient, p in zip(
+                torch.autograd.grad(F.cross_entropy(copy(x), y), [*copy.parameters()]),
+                copy.parameters(),
+                strict=True,
+            ):
+                p.data.sub_(gradient, alpha=0.05)
+            F.cross_entropy(copy(x), y).backward()
+            shift = nn.Parameter(torch.zeros_like(x))
+            (gradient,) = torch.autograd.grad(F.cross_entropy(model(x + shift), y), shift)
+            shift.data.add_(gradient.sign(), alpha=0.05)
+            F.cross_entropy(model(x + shift), y).backward()
+            for p, q in zip(model.parameters(), copy.parameters(), strict=True):
+                assert p.grad is not None
+                assert q.grad is not None
+                p.grad += q.grad
+            optimizer.step()
+
+    seen = {*found(tmp_path, train)}
+    assert not seen & {"recreated_parameter", "useless_backward", "untrained_parameter"}
+
+
+def test_a_deviation_may_begin_constant_beside_random_means(tmp_path: Path) -> None:
+    class Bayesian(nn.Module):
+        def __init__(self, *, random: bool) -> None:
+            super().__init__()
+            self.mean = nn.Parameter(torch.randn(3, 4) if random else torch.full((3, 4), 0.2))
+            self.scale = nn.Parameter(torch.full((3, 4), -3.0))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scale = F.softplus(self.scale)
+            return F.linear(x, self.mean + scale * torch.randn_like(scale))
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        return F.cross_entropy(model(x), (x @ TEACHER).argmax(1))
+
+    assert "identical_units" not in names(tmp_path / "a", loss, Bayesian(random=True))
+    assert "identical_units" in names(tmp_path / "b", loss, Bayesian(random=False))
+
+
+def test_the_first_backward_need_not_be_that_of_the_loss(tmp_path: Path) -> None:
+    frozen = mlp(4, 3).requires_grad_(False)
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        shifted = x.clone().requires_grad_()
+        (frozen(shifted).logsumexp(1).sum() + 100).backward()
+        assert shifted.grad is not None
+        return F.cross_entropy(model(x + 0.1 * shifted.grad), (x @ TEACHER).argmax(1))
+
+    assert "initial_loss" not in names(tmp_path, loss, mlp(4, 3))
