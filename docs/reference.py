@@ -70,7 +70,8 @@ ENVIRONMENT = """\
 - **`COMGRA_VIEW_AUTH`**: the value of `comgra-decl view --basic-auth`, hidden from process lists.
 
 Tables respect `COLUMNS`, `NO_COLOR` and similar variables. A spec may read any variable with
-`${oc.env:NAME}`; the run stores this expression, not the variable's value.
+`${oc.env:NAME}`; the run stores this expression, not the variable's value. Numbers and choices are
+stored as values.
 """
 
 

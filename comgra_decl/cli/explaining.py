@@ -153,7 +153,8 @@ def _metrics(run: Run) -> Iterator[str]:
         yield f"| {_cell(name)} | {_cell(type_)} | {shown} |"
     if len(groups) > _MOST_METRICS:
         yield ""
-        yield f"{len(groups) - _MOST_METRICS} more metrics are left out."
+        more = len(groups) - _MOST_METRICS
+        yield f"{more} more metrics are left out; `run.kpis(automatic=True)` returns all."
 
 
 def _value(value: Any) -> str:

@@ -55,57 +55,88 @@ _MOST_JSON = 20_000
 
 
 def shortened(content: Mapping[str, Any], *, most: int = _MOST_JSON) -> dict[str, Any]:
-    """Return JSON data whose longest lists are cut until it fits into `most` bytes as printed.
+    """Return JSON data whose longest lists are cut so that it just fits into `most` bytes.
 
-    Mappings of names to numbers, such as counts, are cut like lists.
+    All lists share the space: each is cut to the same size in bytes, unless it is shorter. Mappings
+    of names to numbers, such as counts, are cut like lists.
 
     "left_out" tells how many entries of which list are missing, such as {"slots": 1900}; it is
     empty if the content is complete.
     """
-    shown: dict[str, Any] = copy.deepcopy(dict(content)) | {"left_out": {}}
-    while (size := _printed(shown)) > most:
-        lists = {name: each for name, each in _lists(shown) if len(each) > _FEWEST}
-        if not lists:
-            return shown
-        name = max(lists, key=lambda each: _printed(lists[each]))
-        longest = lists[name]
-        excess = len(longest) * (size - most) // max(1, _printed(longest))
-        keep = max(_FEWEST, min(len(longest) - 1, len(longest) - excess))
-        shown["left_out"][name] = shown["left_out"].get(name, 0) + len(longest) - keep
-        if isinstance(longest, list):
-            del longest[keep:]
+    whole: dict[str, Any] = {**content, "left_out": {}}
+    if _printed(whole) <= most:
+        return copy.deepcopy(whole)
+    fits, exceeds = 0, most
+    while exceeds - fits > 1:
+        middle = (fits + exceeds) // 2
+        if _printed(_cut(content, middle)) <= most:
+            fits = middle
         else:
-            for key in [*longest][keep:]:
-                del longest[key]
-    return shown
+            exceeds = middle
+    return _cut(content, fits)
 
 
 _FEWEST = 3
 """Number of entries of a list that are never left out."""
+
+_DESCENDED = 50
+"""Number of entries up to which the entries of a list are searched for lists."""
 
 
 def _printed(content: Any) -> int:
     return len(json.dumps(content, indent=2))
 
 
-_DESCENDED = 50
-"""Number of entries up to which the entries of a list are searched for lists."""
+def _cut(content: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """Return data whose lists take at most `size` bytes each, and what is left out."""
+    left_out: dict[str, int] = {}
+    found: dict[str, Any] = _cut_mapping(content, size, "", left_out)
+    return found | {"left_out": left_out}
 
 
-def _lists(
-    content: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, list[Any] | dict[str, Any]]]:
-    """Yield the lists and counts in nested data, by the path of their keys."""
+def _cut_mapping(
+    content: Mapping[str, Any], size: int, prefix: str, left_out: dict[str, int]
+) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for name, each in content.items():
+        path = f"{prefix}{name}"
         if isinstance(each, list):
-            yield f"{prefix}{name}", each
-            for at, entry in enumerate(each if len(each) <= _DESCENDED else ()):
-                if isinstance(entry, Mapping):
-                    yield from _lists(entry, f"{prefix}{name}[{at}].")
-        elif isinstance(each, dict) and each and name != "left_out":
-            if all(isinstance(value, (int, float)) for value in each.values()):
-                yield f"{prefix}{name}", each
-            yield from _lists(each, f"{prefix}{name}.")
+            found[name] = _cut_list(each, size, path, left_out)
+        elif isinstance(each, Mapping) and all(isinstance(v, int | float) for v in each.values()):
+            kept = _kept([*each.items()], size)
+            _count(left_out, path, len(each) - len(kept))
+            found[name] = dict(kept)
+        elif isinstance(each, Mapping):
+            found[name] = _cut_mapping(each, size, f"{path}.", left_out)
+        else:
+            found[name] = each
+    return found
+
+
+def _cut_list(entries: list[Any], size: int, path: str, left_out: dict[str, int]) -> list[Any]:
+    kept = _kept(entries, size)
+    _count(left_out, path, len(entries) - len(kept))
+    if len(kept) > _DESCENDED:
+        return kept
+    return [
+        _cut_mapping(each, size, f"{path}[{at}].", left_out) if isinstance(each, Mapping) else each
+        for at, each in enumerate(kept)
+    ]
+
+
+def _kept(entries: list[Any], size: int) -> list[Any]:
+    """Return the first entries, which take at most `size` bytes, but at least three."""
+    taken = 0
+    for number, entry in enumerate(entries):
+        taken += _printed(entry)
+        if taken > size and number >= _FEWEST:
+            return entries[:number]
+    return [*entries]
+
+
+def _count(left_out: dict[str, int], path: str, number: int) -> None:
+    if number:
+        left_out[path] = number
 
 
 def run_folder(path: Path) -> Location:

@@ -67,6 +67,7 @@ def declared(
 
     def further(content: Mapping[str, Any]) -> list[str]:
         found = _of_rules(content, trust=True) + _of_terminal(content) + _of_tokens(content)
+        found += _of_masks(content)
         if functions:
             found += _of_functions(content)
         return found + _of_place(place or {})
@@ -75,9 +76,9 @@ def declared(
     stated = {key: str(value) for key, value in (place or {}).items() if value is not None}
     if not stated:
         return spec
-    content = spec.model_dump(mode="json")
-    content["run"] |= stated
-    return type(spec).model_validate(content)  # `_of_place` has checked what is new
+    changed = type(spec.run).model_validate({**spec.run.model_dump(mode="json"), **stated})
+    found = {path: each for path, each in spec.expressions.items() if path[0] != "run"}
+    return spec.model_copy(update={"run": changed}).with_expressions(found)
 
 
 def require_functions(spec: Spec) -> None:
@@ -158,6 +159,18 @@ def _of_tokens(content: Mapping[str, Any]) -> list[str]:
     except SpecError as error:
         return error.problems
     return []
+
+
+def _of_masks(content: Mapping[str, Any]) -> list[str]:
+    """Return the problems with addresses that an earlier run has not saved."""
+    from comgra_decl.record.secrets import MASK
+
+    notify = _get(content.get("on_finding"), "notify")
+    return [
+        f"comgra.on_finding.notify.{key}: this address was not saved with the run; state it again"
+        for key in ("url", "slack")
+        if MASK in str(_get(notify, key))
+    ]
 
 
 def _has_terminal() -> bool:

@@ -97,7 +97,7 @@ def graph_in(run: Run) -> Graph | None:
 
 
 def _metrics(run: Run, clock: Clock) -> Metrics:
-    table = run.kpis(automatic=True)
+    table = run.kpis(automatic=True).sort_values("step", kind="stable")
     steps = table["step"].tolist()
     times = {step: clock.at(step) for step in set(steps)}
     moments = [Moment(step, times[step]) for step in steps]

@@ -155,7 +155,7 @@ def _dot_style(edge: Edge, most: float) -> str:
 
 
 def write_mermaid(content: Content, to: Path) -> None:
-    """Write a Mermaid flowchart, as Markdown on GitHub and GitLab shows it."""
+    """Write a Mermaid flowchart; in Markdown (.md), in a block that GitHub and GitLab draw."""
     graph = _graph(content)
     number = {node.name: f"n{i}" for i, node in enumerate(graph.nodes)}
     lines = ["flowchart LR"]
@@ -167,6 +167,8 @@ def write_mermaid(content: Content, to: Path) -> None:
         arrow = "-->" if edge.gradient else "-.->"
         arrow += "" if edge.effect is None else f'|"{edge.effect:.3g}"|'
         lines.append(f"  {number[edge.source]} {arrow} {number[edge.sink]}")
+    if to.suffix.lower() in (".md", ".markdown"):
+        lines = ["```mermaid", *lines, "```"]
     to.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -8,6 +8,8 @@ reference, and does not read a frame whose code could keep one.
 
 from __future__ import annotations
 
+import dis
+import functools
 import inspect
 import linecache
 import re
@@ -29,10 +31,17 @@ T = TypeVar("T")
 # if the environment is a link to another folder.
 TORCH_FOLDER = torch.__file__.removesuffix("__init__.py")
 OUR_FOLDER = __file__.removesuffix(str(Path("hooks", "frames.py")))
-_REFLECTIVE = frozenset(
-    {"locals", "vars", "exec", "eval", "dir", "f_locals", "stack", "_getframe", "currentframe"}
-)
-"""Names through which code may obtain the dict of its variables, or keep variables only there."""
+_REFLECTIVE = frozenset({"locals", "vars", "exec", "eval", "dir"})
+"""Functions through which code may obtain the dict of its variables, or keep variables only there.
+
+Methods of the same name, such as `model.eval()`, do not.
+"""
+
+_REFLECTIVE_ANYWHERE = frozenset({"f_locals", "stack", "_getframe", "currentframe"})
+"""Further ones, which are usually attributes, such as `inspect.currentframe`."""
+
+_MODULES_OF_BUILTINS = frozenset({"builtins", "__builtins__"})
+_VARIABLE_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
 
 _PLUMBING = (
     str(Path("nn", "modules", "module.py")),
@@ -124,7 +133,7 @@ def variables(frame: FrameType, look: Callable[[Mapping[str, Any]], T]) -> T | N
     """
     if sys.version_info >= (3, 13) or not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         return look(frame.f_locals)
-    if not _REFLECTIVE.isdisjoint(frame.f_code.co_names):
+    if _is_reflective(frame.f_code):
         return None
     known = frame.f_locals
     try:
@@ -132,6 +141,25 @@ def variables(frame: FrameType, look: Callable[[Mapping[str, Any]], T]) -> T | N
     finally:
         if sys.getrefcount(known) <= _HELD_BY_FRAME:
             known.clear()
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_reflective(code: CodeType) -> bool:
+    """Return whether code names a function through which it may obtain its variables."""
+    names = _REFLECTIVE | _REFLECTIVE_ANYWHERE
+    if names.isdisjoint(code.co_names) and names.isdisjoint(code.co_freevars):
+        return False  # nearly always
+    if not _REFLECTIVE_ANYWHERE.isdisjoint(code.co_names):
+        return True
+    if not _REFLECTIVE.isdisjoint(code.co_freevars):
+        return True
+    if not _MODULES_OF_BUILTINS.isdisjoint((*code.co_names, *code.co_freevars, *code.co_varnames)):
+        return True  # `builtins.locals` is an attribute
+    return any(
+        step.argval in _REFLECTIVE
+        for step in dis.get_instructions(code)
+        if step.opname in _VARIABLE_LOADS or step.opname == "IMPORT_FROM"
+    )
 
 
 def is_ours(frame: FrameType) -> bool:

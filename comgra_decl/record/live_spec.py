@@ -18,6 +18,7 @@ import yaml
 
 from comgra_decl.errors import SpecError
 from comgra_decl.record.placement import SPEC_FILE as SPEC_FILE
+from comgra_decl.record.secrets import stored_spec
 from comgra_decl.store.last_seen import write_last_seen
 
 if TYPE_CHECKING:
@@ -55,12 +56,12 @@ class SpecFile:
 
     def __init__(self, folder: Location, spec: Spec, *, leads: bool = True) -> None:
         self._path = folder / SPEC_FILE
-        self._spec = spec
+        self._spec, self._stored = spec, stored_spec(spec)
         self._stamp: tuple[int, int, int] | None = None
         self._mistake = ""
         if not leads:
             return
-        content = yaml.dump(spec.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False)
+        content = yaml.dump(self._stored.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False)
         if not isinstance(folder, Path):
             from comgra_decl.store.remote import Objects
 
@@ -80,12 +81,12 @@ class SpecFile:
         stamp = self._stamp_now()
         if stamp in (self._stamp, None):
             return None
-        from comgra_decl.spec import load_spec
         from comgra_decl.spec.live import changed_keys, refusals
+        from comgra_decl.spec.loading import load_spec
 
         assert isinstance(self._path, Path)
         try:
-            spec = load_spec(self._path)
+            spec = load_spec(self._path, known=self._spec.expressions)
         except SpecError as error:
             if stamp != self._stamp_now():  # read while it was being written; read it again
                 return None
@@ -95,11 +96,12 @@ class SpecFile:
             self._mistake = str(error)
             raise
         self._stamp, self._mistake = stamp, ""
-        problems = refusals(self._spec, spec)
+        stored = stored_spec(spec)
+        problems = refusals(self._stored, stored)
         if problems:
             raise SpecError(problems)
-        keys = changed_keys(self._spec, spec)
-        self._spec = spec
+        keys = changed_keys(self._stored, stored)
+        self._spec, self._stored = spec, stored
         return (spec, ", ".join(keys)) if keys else None
 
     def _stamp_now(self) -> tuple[int, int, int] | None:

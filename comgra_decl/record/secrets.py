@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from comgra_decl.spec import Spec
@@ -21,6 +22,7 @@ _NAME = re.compile(
 )
 
 
+_URL = re.compile(r"https?://[^\s,'\"}]+")
 _LOGIN = re.compile(r"//[^/]*@")
 
 
@@ -30,11 +32,17 @@ def is_secret(name: str) -> bool:
 
 
 def without_secrets(arguments: Iterable[str]) -> list[str]:
-    """Return a command line in which the values of secret settings are masked."""
+    """Return a command line in which the values of secret settings are masked.
+
+    Addresses that receive findings are masked as in a stored spec.
+    """
     masked: list[str] = []
     follows = False
     for argument in arguments:
         name, equals, _ = argument.partition("=")
+        if "notify" in argument:
+            argument = _URL.sub(lambda url: without_path(url[0]), argument)
+            name = argument.partition("=")[0]
         secret = is_secret(name.lstrip("-+~"))
         value_of_option = follows and not argument.startswith("-")
         masked.append(
@@ -49,15 +57,35 @@ def without_login(url: str) -> str:
     return _LOGIN.sub("//", url)
 
 
-def without_logins(spec: Spec) -> Spec:
-    """Return a spec for storing: the URLs of its sinks contain no passwords."""
-    sinks = []
-    for sink in spec.sinks:
-        options = sink.mlflow
-        if options is not None and options.uri is not None:
-            options = options.model_copy(update={"uri": without_login(options.uri)})
-        sinks.append(sink.model_copy(update={"mlflow": options}))
-    return spec.model_copy(update={"sinks": sinks})
+def without_path(url: str) -> str:
+    """Return a URL without login, path and query, any of which may contain a token."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    return url if "${" in url else f"{parts.scheme}://{host}/{MASK}"
+
+
+def stored_spec(spec: Spec) -> Spec:
+    """Return a spec for storing, without secrets.
+
+    Values from the environment are replaced by their expressions. URLs of sinks have no login, and
+    those that receive findings have neither login, path nor query.
+    """
+    from comgra_decl.spec.expressions import unresolved
+
+    content = unresolved(spec)
+    for sink in content["sinks"]:
+        options = sink.get("mlflow")
+        if options is not None and options["uri"] is not None:
+            options["uri"] = without_login(options["uri"])
+    notify = content["on_finding"]["notify"]
+    if notify is not None:
+        for key in ("url", "slack"):
+            if notify[key] is not None:
+                notify[key] = without_path(notify[key])
+        email = notify["email"]
+        if email is not None and email["password"] is not None and "${" not in email["password"]:
+            email["password"] = MASK
+    return type(spec).model_validate(content)
 
 
 def masked(value: Any, name: str = "") -> Any:

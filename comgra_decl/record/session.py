@@ -17,7 +17,7 @@ import numpy as np
 
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
-from comgra_decl.record.secrets import without_login, without_logins
+from comgra_decl.record.secrets import stored_spec, without_login
 from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarBatch, StepBatch
 
 if TYPE_CHECKING:
@@ -206,6 +206,8 @@ class Session:
         if writer is not None:
             writer.close(_INTERRUPTED_TIMEOUT if self._interrupted else _CLOSE_TIMEOUT)
         self._close_sinks()
+        if self._actions is not None:
+            self._actions.close(_INTERRUPTED_TIMEOUT if self._interrupted else None)
         self._forget_last_seen()
         if self._breakpoint is not None:  # no call follows at which it could stop
             self._breakpoint.remove()
@@ -361,7 +363,7 @@ class Session:
         assert self._hooks is not None
         self._attendant = Attendant(
             self._place.path,
-            without_logins(self._spec),
+            self._spec,
             meter=self._meter,
             writer=self._writer.thread,
             change=self._replace,
@@ -453,7 +455,7 @@ class Session:
             statistics=spec.statistics,
             sample_count=spec.samples.count,
             bins=None if spec.histogram is None else spec.histogram.bins,
-            spec=without_logins(spec).model_dump(mode="json"),
+            spec=stored_spec(spec).model_dump(mode="json"),
             config=self._context.config,
             facts=facts,
             started=facts["started"],

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import queue
-import threading
 import time
-import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.keep import Request
 from comgra_decl.records import Note
 from comgra_decl.rules.finding import Finding, at_least
+from comgra_decl.rules.notify import Messenger
 
 if TYPE_CHECKING:
-    from comgra_decl.spec.rules import FindingSpec, NotifySpec
+    from comgra_decl.spec.rules import FindingSpec
 
 _log = logging.getLogger("comgra_decl")
 
 _LEVELS = {"error": logging.ERROR, "warning": logging.WARNING, "hint": logging.INFO}
 _PAUSE = 1.0
 """Minimum number of seconds between two log lines."""
-
-_WAITING = 100
-"""Maximum number of notifications queued for a slow URL; any further notifications are dropped."""
 
 
 class Actions:
@@ -61,11 +55,16 @@ class Actions:
         self.reason: str | None = None
         """Why the program must stop; None if it may continue."""
 
-    def __call__(self, finding: Finding) -> None:
-        """Acts on a new finding.
+    def __call__(self, finding: Finding, explains: Sequence[Finding] = ()) -> None:
+        """Act on a new finding.
 
         The worst severity among this finding and those it explains determines the actions. A
-        finding that another one explains is only logged at DEBUG level.
+        finding that another one explains is only logged at DEBUG level; a message about its cause
+        names it.
+
+        Args:
+            finding: the finding.
+            explains: the findings that it explains.
         """
         if finding.because is not None:
             _log.debug("comgra: %s: %s", finding.rule, finding.message)
@@ -79,7 +78,7 @@ class Actions:
         if at_least(severity, spec.keep):
             self._requests.append(Request(finding.first_step, f"finding {finding.rule}"))
         if self._messenger is not None and at_least(severity, self._messenger.severity):
-            self._messenger.send({"run": self._run, **finding.to_json()})
+            self._messenger.send(_message(self._run, finding, explains))
         reason = f"{finding.rule}: {finding.message} {finding.advice}"
         if self._interrupt is not None and at_least(severity, spec.break_):
             self._interrupt(reason)
@@ -118,6 +117,15 @@ class Actions:
         what = f"{finding.rule}{_interval(finding)}"
         _log.log(level, "comgra: %s: %s %s%s", what, finding.message, finding.advice, more)
 
+    def close(self, most: float | None = None) -> None:
+        """Wait for messages that have not been delivered, for at most the time in the spec.
+
+        Args:
+            most: a shorter time in seconds.
+        """
+        if self._messenger is not None:
+            self._messenger.close(most)
+
     def requests(self) -> list[Request]:
         """Return the requests to keep steps, as received since the last call."""
         requests, self._requests = self._requests, []
@@ -137,38 +145,8 @@ def _interval(finding: Finding) -> str:
     return "" if finding.is_exact else f" ({finding.began})"
 
 
-class Messenger:
-    """Sends findings to a URL, one at a time, on a separate thread."""
-
-    def __init__(self, spec: NotifySpec) -> None:
-        self._url, self._timeout = spec.url, float(spec.timeout)
-        self.severity = spec.severity
-        self._queue: queue.Queue[dict[str, Any]] = queue.Queue(_WAITING)
-        self._complained = False
-        threading.Thread(target=self._run, name="comgra-notify", daemon=True).start()
-
-    def send(self, content: dict[str, Any]) -> None:
-        """Queues a message; drops it if too many are waiting."""
-        try:
-            self._queue.put_nowait(content)
-        except queue.Full:
-            self._complain("too many findings are queued")
-
-    def _run(self) -> None:
-        while True:
-            content = self._queue.get()
-            try:
-                self._post(json.dumps(content).encode())
-            except Exception as error:  # noqa: BLE001  (nothing else reports it)
-                self._complain(f"{type(error).__name__}: {error}")
-
-    def _post(self, body: bytes) -> None:
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(self._url, body, headers, method="POST")
-        with urllib.request.urlopen(request, timeout=self._timeout) as answer:
-            answer.read(1024)
-
-    def _complain(self, reason: str) -> None:
-        if not self._complained:
-            _log.warning("comgra.on_finding.notify: a finding could not be delivered (%s)", reason)
-        self._complained = True
+def _message(run: str, finding: Finding, explains: Sequence[Finding]) -> dict[str, Any]:
+    """Return a finding with those that it explains, as JSON data."""
+    keys = ("rule", "severity", "first_step", "message")
+    listed = [{key: getattr(each, key) for key in keys} for each in explains]
+    return {"run": run, **finding.to_json(), "explains": listed}

@@ -25,7 +25,7 @@ from comgra_decl.records import (
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.diagnosis import feed
 from comgra_decl.rules.engine import DOCUMENTS, Engine
-from comgra_decl.rules.finding import Finding
+from comgra_decl.rules.finding import Finding, consequences_of
 from comgra_decl.rules.table import SlotTable
 from comgra_decl.rules.window import Numbers, Window
 
@@ -59,8 +59,8 @@ finding is only stored.
 class Act(Protocol):
     """Receives new and withdrawn findings, on the writer thread."""
 
-    def __call__(self, finding: Finding) -> None:
-        """Receive a new finding."""
+    def __call__(self, finding: Finding, explains: Sequence[Finding] = ()) -> None:
+        """Receive a new finding, and those that it explains."""
 
     def withdraw(self, finding: Finding, step: int) -> None:
         """Receive a reported finding that no longer holds at `step`."""
@@ -258,7 +258,7 @@ class LiveRules:
         for finding in findings:
             if _key(finding) not in self._known:
                 self._known.add(_key(finding))
-                self._act(finding)
+                self._act(finding, consequences_of(finding, findings))
             if finding.because is None and self._withdrawn[finding.rule] < _MOST_WITHDRAWN:
                 self._standing[finding.rule] = finding
         self._withdraw({finding.rule for finding in findings})

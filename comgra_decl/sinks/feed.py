@@ -160,14 +160,19 @@ class Feed:
             self._sink.image(at, naming.of_shown(key.node), _opaque(value[0]))
 
     def metrics(self, metrics: Metrics) -> None:
-        """Pass on all metrics, those of a step together; automatic ones without their prefix."""
-        by_moment: dict[Moment, dict[str, float]] = {}
+        """Pass on all metrics, those of a step together; automatic ones without their prefix.
+
+        Values that have the same name, step and time are passed on one after the other.
+        """
+        by_moment: dict[tuple[Moment, int], dict[str, float]] = {}
+        repeated: Counter[tuple[Moment, str]] = Counter()
         columns = zip(metrics.moments, metrics.types, metrics.names, metrics.values, strict=True)
         for at, type_, name, value in columns:
             full = naming.of_metric(name.removeprefix(AUTOMATIC), type_)
-            moment = by_moment.setdefault(at, {})
+            moment = by_moment.setdefault((at, repeated[at, full]), {})
             moment[full] = float(value)
-        for at, numbers in by_moment.items():
+            repeated[at, full] += 1
+        for (at, _), numbers in by_moment.items():
             self._sink.scalars(at, numbers)
 
     def notes(self, notes: Iterable[Note]) -> None:

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from yaml import YAMLError
 
 from comgra_decl.errors import SpecError, did_you_mean, shown
-from comgra_decl.spec.model import Spec
+from comgra_decl.spec.expressions import Written, recalled, unresolved
+from comgra_decl.spec.model import KeyPath, Spec
 from comgra_decl.spec.plain import Plain
 from comgra_decl.spec.problems import explain
 from comgra_decl.spec.yaml_text import read_yaml_text
@@ -42,6 +43,7 @@ def load_spec(
     overrides: Sequence[str] = (),
     *,
     further: Further = lambda _: [],
+    known: Mapping[KeyPath, tuple[str, Any]] | None = None,
 ) -> Spec:
     """Return the spec that `source` declares.
 
@@ -52,14 +54,17 @@ def load_spec(
             "~nodes.weights", which removes the key.
         further: additional checks; the problems that they find are reported together with all
             others.
+        known: environment expressions that keep their earlier values, as in `Spec.expressions`.
 
     Raises:
         SpecError: the spec is invalid; lists every problem, one per line.
     """
     refused: dict[str, str] = {}
     config = _overridden(_read(source, refused), _listed(overrides))
+    written = Written.of(recalled(config, known) if known else config)
     content, problems = _resolved(config)
     content = {k: _named(v) for k, v in content.items() if k not in HYDRA_KEYS}
+    found = {**(known or {}), **written.expressions(content)}
     spec: Spec | None = None
     try:
         spec = Spec.model_validate(content)
@@ -67,10 +72,25 @@ def load_spec(
         lines = explain(error, Spec, content)
         problems += [line for line in lines if line.partition(": ")[0] not in refused]
     problems += further(content)
+    problems += _of_passwords(content, found)
     problems[:0] = [f"{path}: {why}" for path, why in refused.items()]
     if problems or spec is None:
         raise SpecError(dict.fromkeys(problems))
-    return source if isinstance(source, Spec) and not overrides else spec
+    if isinstance(source, Spec) and not overrides and not written.texts:
+        return source
+    return spec.with_expressions(found) if found else spec
+
+
+def _of_passwords(content: Mapping[str, Any], found: Mapping[KeyPath, object]) -> list[str]:
+    """Return a problem if the spec contains a password in plain text."""
+    path: KeyPath = ("on_finding", "notify", "email", "password")
+    value: Any = content
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    if value is None or path in found:
+        return []
+    why = "must come from the environment, such as `${oc.env:NAME}`"
+    return [f"comgra.{'.'.join(map(str, path))}: {why}"]
 
 
 def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:
@@ -101,7 +121,7 @@ def _named(content: Any) -> Any:
 def _read(source: object, refused: dict[str, str]) -> DictConfig:
     """Return the content of a spec; add values that YAML cannot represent to `refused`."""
     if isinstance(source, Spec):
-        return OmegaConf.create(source.model_dump(mode="json"))
+        return OmegaConf.create(unresolved(source))
     if isinstance(source, DictConfig):
         return source.copy()
     if isinstance(source, Mapping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, model_validator
+from pydantic import AfterValidator, BeforeValidator, PrivateAttr, model_validator
 
 from comgra_decl.errors import did_you_mean
 from comgra_decl.records import COMPUTED_PICTURES
@@ -31,6 +31,9 @@ from comgra_decl.spec.sinks import Sinks
 from comgra_decl.spec.stats import DEFAULT, OptIn, Statistic, in_stored_order, name_of, opt_in
 from comgra_decl.spec.tokens import TokensSpec
 from comgra_decl.spec.types import TypesSpec
+
+KeyPath = tuple[str | int, ...]
+"""The keys and indices that lead to an entry of the spec."""
 
 
 def _without_switched_off(entries: Any) -> Any:
@@ -153,6 +156,19 @@ class Spec(SpecModel):
 
     enabled: Bool = True
     """Whether to record anything."""
+
+    _expressions: dict[KeyPath, tuple[str, Any]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def expressions(self) -> dict[KeyPath, tuple[str, Any]]:
+        """Environment expressions as written, with their values, by key path."""
+        return self._expressions
+
+    def with_expressions(self, found: Mapping[KeyPath, tuple[str, Any]]) -> Spec:
+        """Return a copy that remembers which values come from the environment."""
+        copy = self.model_copy()
+        copy._expressions = dict(found)  # noqa: SLF001
+        return copy
 
     @model_validator(mode="after")
     def _trigger_statistics_are_recorded(self) -> Spec:

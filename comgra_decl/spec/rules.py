@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from comgra_decl.spec.base import Number, SpecModel
+from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 
 Limit = Literal["error", "warning", "hint", "never"]
 """The lowest severity of findings that triggers an action."""
@@ -51,17 +51,88 @@ Rules = Annotated[
 """All rules with their defaults, no rules, or a mapping from rule name to changed settings."""
 
 
-class NotifySpec(SpecModel):
-    """Sends each finding to a URL, as JSON in a POST request, from a separate thread."""
+Address = Annotated[str, Field(pattern=r"^(https?://|\$\{)")]
+"""A URL, or the expression that a stored spec has in its place."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")]
-    """The URL. It is stored with the run, so use `${oc.env:NAME}` if it is secret."""
+_Text = Annotated[str, Field(min_length=1)]
+
+
+class EmailSpec(SpecModel):
+    """Sends e-mails by SMTP."""
+
+    host: _Text
+    """Name of the SMTP server."""
+
+    port: Annotated[Int, Field(ge=1, le=65535)] = 587
+    """Port of the SMTP server."""
+
+    to: _Text
+    """Recipient; several are separated by commas."""
+
+    from_: _Text = Field(default="comgra_decl@localhost", alias="from")
+    """Sender."""
+
+    starttls: Bool = True
+    """Whether to encrypt the connection with STARTTLS. With a password, the server's certificate
+    must be valid."""
+
+    user: str | None = None
+    """User name for the login; null for no login."""
+
+    password: str | None = None
+    """Password for the login. Only an environment expression is accepted, such as
+    `${oc.env:SMTP_PASSWORD}`. The password is never stored."""
+
+    @model_validator(mode="after")
+    def _login_is_complete(self) -> EmailSpec:
+        if (self.user is None) != (self.password is None):
+            raise ValueError("user and password must be given together")
+        if self.password is not None and not self.starttls:
+            raise ValueError("a password requires `starttls: true`, which encrypts it")
+        return self
+
+
+class NotifySpec(SpecModel):
+    """Sends findings to other places, from a separate thread.
+
+    A message contains the cause of a problem and names the findings that it explains, which are not
+    sent separately. Several places may be combined.
+    """
+
+    url: Address | None = None
+    """A URL that receives each finding as JSON in a POST request. The run stores the server, but
+    neither path, query nor login; of `${oc.env:NAME}`, only the expression."""
+
+    slack: Address | None = None
+    """The URL of an incoming webhook of Slack, or of a service that accepts the same JSON:
+    `{"text": ...}`. Stored like `url`."""
+
+    email: EmailSpec | None = None
+    """E-mails; null for none."""
+
+    desktop: Bool = False
+    """Whether to show a notification on the desktop, with `notify-send` (Linux) or `osascript`
+    (macOS). Without either, a warning is logged."""
 
     severity: Limit = "warning"
     """Lowest severity of the findings to send."""
 
     timeout: Annotated[Number, Field(gt=0, le=60)] = 5.0
-    """Timeout in seconds; failed requests are not repeated."""
+    """Timeout of each attempt in seconds."""
+
+    retries: Annotated[Int, Field(ge=0, le=10)] = 3
+    """How often a failed message is sent again: after 1, 2, 4, ... seconds. Messages that the
+    receiver rejects (HTTP 4xx other than 408 and 429) are not sent again."""
+
+    wait: Annotated[Number, Field(ge=0, le=600)] = 15.0
+    """Maximum time in seconds that the end of the run waits for messages that have not been
+    delivered."""
+
+    @model_validator(mode="after")
+    def _has_a_receiver(self) -> NotifySpec:
+        if not (self.url or self.slack or self.email or self.desktop):
+            raise ValueError("needs at least one of url, slack, email and desktop")
+        return self
 
 
 class FindingSpec(SpecModel):
@@ -89,4 +160,4 @@ class FindingSpec(SpecModel):
     terminal."""
 
     notify: NotifySpec | None = None
-    """Send the finding to a URL; null for none."""
+    """Send the finding to a webhook, Slack, e-mail or the desktop; null for none."""

@@ -162,6 +162,14 @@ class SinkSpec(SpecModel):
 
 def _with_options(value: Any) -> Any:
     """Read `wandb` as `{wandb: {}}`, and `{wandb: null}` likewise."""
+    names = [value] if isinstance(value, str) else [*value] if isinstance(value, Mapping) else []
+    unknown = next((name for name in names if name not in SinkSpec.model_fields), None)
+    if unknown is not None:
+        known = [*SinkSpec.model_fields]
+        raise ValueError(
+            f"{unknown!r} is not a sink; valid sinks: {', '.join(known)}"
+            f"{did_you_mean(unknown, known)}"
+        )
     if isinstance(value, str):
         return {value: {}}
     if isinstance(value, Mapping):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -111,6 +111,43 @@ def test_json_is_short(command: str, root: Path, capsys: pytest.CaptureFixture[s
     out = capsys.readouterr().out
     assert json.loads(out)
     assert len(out.encode()) <= MOST + 1  # with the line break
+
+
+@pytest.mark.parametrize("command", ["show", "diagnose"])
+def test_the_space_is_used(command: str, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert done(command, str(root / "g" / "a"), "--json") in (0, 3)
+    assert 15_000 <= len(capsys.readouterr().out.encode()) <= MOST + 1
+
+
+DEEP = {"node": "blocks.3.mlp", "role": "output", "device": {"cpu": 1.5, "count": 3}}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"steps": [3, 4], "nodes": [DEEP] * 910},  # as `profile`
+        {"remarks": ["short"] * 4, "tensors": [{"at": [DEEP], "bytes": 3}] * 1511},  # as `plan`
+        {"findings": [DEEP] * 900, "health": [DEEP] * 24},  # as `diagnose`
+        {"counts": {f"name{i}": i for i in range(5000)}, "inner": {"rows": [[1, 2]] * 5000}},
+    ],
+    ids=["profile", "plan", "diagnose", "counts"],
+)
+def test_as_much_is_printed_as_fits(content: dict[str, Any]) -> None:
+    found = shortened(content)
+    assert 15_000 <= len(json.dumps(found, indent=2)) <= MOST
+    assert found["left_out"]
+    for name, number in found["left_out"].items():
+        short, full = found, content
+        for key in name.split("."):
+            short, full = short[key], full[key]
+        assert len(short) + number == len(full)
+        assert [*short] == [*full][: len(short)]
+
+
+def test_a_short_list_is_complete_beside_a_long_one() -> None:
+    found = shortened({"findings": [DEEP] * 900, "health": [DEEP] * 24})
+    assert len(found["health"]) == 24
+    assert [*found["left_out"]] == ["findings"]
 
 
 def test_what_is_left_out_is_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

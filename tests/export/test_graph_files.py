@@ -118,6 +118,12 @@ def test_a_mermaid_flowchart_has_every_edge(run: Run, tmp_path: Path) -> None:
     assert edges == set(run.edges())
 
 
+def test_in_markdown_a_flowchart_is_a_fenced_block(run: Run, tmp_path: Path) -> None:
+    bare = export_run(run, tmp_path / "g.mmd", "mermaid").read_text()
+    assert bare.startswith("flowchart LR\n")
+    assert export_run(run, tmp_path / "g.md", "mermaid").read_text() == f"```mermaid\n{bare}```\n"
+
+
 HOSTILE = ['a"]; b["', "x -->|y| z", "<b>&amp;</b>", "back\\slash", "größe\n2", "end"]
 
 

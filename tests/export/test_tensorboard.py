@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import comgra_decl as comgra
 from comgra_decl.errors import MissingPackageError, SelectionError
 from comgra_decl.export import export_run
 from comgra_decl.export import tensorboard as writing
@@ -324,3 +326,29 @@ def test_histograms_that_are_not_selected_are_not_read(
         head = run.slots.query("node == 'head'").index.tolist()
         assert {*asked} == {*(head if number == 0 else [])}
         asked.clear()
+
+
+@pytest.mark.parametrize("way", ["export", "live"])
+def test_values_of_one_step_are_all_there_in_the_order_of_steps(way: str, tmp_path: Path) -> None:
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    logged: list[tuple[int, float]] = []
+    declared = {"schedule": {"steps": [0, 4, 9]}, "nodes": {"a": {"select": "**"}}}
+    with comgra.trace({**declared, "sinks": ["tensorboard"]}, root=tmp_path) as session:
+        for step in range(12):
+            optimizer.zero_grad()
+            net(torch.ones(3, 2)).square().mean().backward()
+            for part in (0.25, 0.5):
+                comgra.kpi("twice", step + part)
+                logged.append((step, step + part))
+            optimizer.step()
+    assert isinstance(session.path, Path)
+    folder = session.path / "tensorboard"
+    if way == "export":
+        folder = export_run(open_run(session.path), tmp_path / "logs", "tensorboard")
+    found = read(folder)
+    assert [(e.step, e.value) for e in found.Scalars("metrics/twice")] == logged
+    for tag in found.Tags()["scalars"]:
+        events = found.Scalars(tag)
+        assert [e.step for e in events] == sorted(e.step for e in events)
+        assert [e.wall_time for e in events] == sorted(e.wall_time for e in events)

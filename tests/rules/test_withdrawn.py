@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class Told:
     def __init__(self) -> None:
         self.all: list[tuple[str, str]] = []
 
-    def __call__(self, finding: Finding) -> None:
+    def __call__(self, finding: Finding, explains: Sequence[Finding] = ()) -> None:
         self.all.append(("found", finding.rule))
 
     def withdraw(self, finding: Finding, step: int) -> None:

@@ -36,6 +36,17 @@ SPEC = {
 }
 
 
+@pytest.mark.parametrize("stated", ["tensorbord", {"tensorbord": {}}])
+def test_a_misspelled_sink_is_named_with_the_valid_ones(stated: Any) -> None:
+    with pytest.raises(SpecError) as wrong:
+        load_spec({"sinks": [stated]})
+    known = "tensorboard, wandb, mlflow, trackio"
+    assert str(wrong.value).endswith(
+        f"comgra.sinks[0]: 'tensorbord' is not a sink; valid sinks: {known}; "
+        "did you mean 'tensorboard'?"
+    )
+
+
 class Memory:
     """A sink that keeps everything, and fails or waits when asked to."""
 

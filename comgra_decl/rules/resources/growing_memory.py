@@ -129,5 +129,10 @@ class GrowingMemory(Rule):
 def _size(size: float) -> str:
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
         if abs(size) >= factor:
-            return f"{size / factor:.3g} {unit}"
-    return f"{size / 2**10:.3g} KiB"
+            return f"{_digits(size / factor)} {unit}"
+    return f"{_digits(size / 2**10)} KiB"
+
+
+def _digits(number: float) -> str:
+    """Return a number with three digits, without an exponent."""
+    return f"{number:.0f}" if abs(number) >= 100 else f"{number:.3g}"

@@ -57,6 +57,8 @@ IN_A_MODULE: dict[str, Mistake] = {
     "view_count": _in(lambda x: x.view(-1, 7), _ones(4, 3)),
     "view_stride": _in(lambda x: x.t().view(-1), _ones(4, 3)),
     "cat_sizes": _in(lambda x, y: torch.cat([x, y]), _ones(4, 3), _ones(4, 2)),
+    "cat_dims": _in(lambda x, y: torch.cat([x, y]), _ones(4, 3), _ones(4, 3, 1)),
+    "argument_is_none": _in(nn.Linear(6, 2), None),
     "stack_sizes": _in(lambda x, y: torch.stack([x, y]), _ones(4, 3), _ones(4, 2)),
     "conv_channels": _in(nn.Conv2d(3, 4, 3), _ones(2, 1, 8, 8)),
     "conv_dims": _in(nn.Conv2d(3, 4, 3), _ones(8, 8)),

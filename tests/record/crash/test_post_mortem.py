@@ -280,6 +280,53 @@ def test_a_variable_made_by_exec_stays() -> None:
     assert function() == 3
 
 
+class Evaluated:
+    def eval(self) -> Evaluated:
+        return self
+
+
+def _frame_of(function: Callable[[], object]) -> Any:
+    with pytest.raises(ZeroDivisionError) as raised:
+        function()
+    assert raised.tb.tb_next is not None
+    return raised.tb.tb_next.tb_frame
+
+
+def test_a_method_that_is_called_eval_hides_no_variables() -> None:
+    def function() -> None:
+        number, model = 3, Evaluated()
+        model.eval()
+        number //= 0
+
+    assert variables(_frame_of(function), sorted) == ["model", "number"]
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="reading them changes nothing")
+def test_functions_that_give_access_to_the_variables_hide_them() -> None:
+    import builtins
+
+    def by_name() -> None:
+        eval("1")
+        1 / 0  # noqa: B018
+
+    def by_module() -> None:
+        builtins.locals()
+        1 / 0  # noqa: B018
+
+    look = locals
+
+    def by_name_of_a_free_variable() -> None:
+        look()
+        1 / 0  # noqa: B018
+
+    def by_frame() -> None:
+        sys._getframe()
+        1 / 0  # noqa: B018
+
+    assert [variables(_frame_of(f), sorted) for f in (by_name, by_module, by_frame)] == [None] * 3
+    assert variables(_frame_of(by_name_of_a_free_variable), sorted) == ["look"]  # as before
+
+
 def test_reading_variables_leaves_no_copies_in_a_frame() -> None:
     references: list[weakref.ref[Tensor]] = []
 
