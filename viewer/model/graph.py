@@ -77,7 +77,8 @@ def graph_of(view: RunView, at: Selection) -> Graph:
     parameters = {
         f"{slot.node}.{slot.role}": (slot.node, slot.role)
         for slot in view.slots.values()
-        if slot.kind == "parameter"
+        # those of checkpoints are stored whole, and shown with their own modules
+        if slot.kind == "parameter" and slot.role in view.roles(slot.node)
     }
     kinds = dict.fromkeys(parameters, "parameter")
     if structure is not None:

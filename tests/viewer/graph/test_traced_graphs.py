@@ -125,3 +125,26 @@ def test_only_what_the_chosen_role_is_joined_with_is_marked_as_such(
     assert loose("core", "output[0]") == {"last"}
     assert loose("core", "output[1][0]") == {"steps"}
     assert loose("steps", "output") == loose("last", "output") == set()
+
+
+def test_parameters_of_checkpoints_are_no_nodes_beside_those_of_their_modules(
+    tmp_path: Path,
+) -> None:
+    spec = {
+        "nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}},
+        "checkpoints": {"every": 1},
+    }
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    drawn = []
+    for number, each in enumerate((spec, {**spec, "checkpoints": None})):
+        with comgra.trace(each, root=tmp_path / str(number), group="g") as session:
+            optimizer.zero_grad()
+            model(torch.randn(5, 3)).square().mean().backward()
+            optimizer.step()
+        assert session.path is not None
+        view = RunView(comgra.open_run(session.path))
+        graph = graph_of(view, Selection(step=0))
+        drawn.append({node.name for node in graph.nodes})
+    assert drawn[0] == drawn[1]
+    assert "0.weight" in drawn[0]
