@@ -44,7 +44,6 @@ class _Origin:
         factor: the discount that it has been multiplied by; None if there is none.
         masked: whether some of its elements may have been set to zero.
         returned: whether it is the sum of data and a discounted tensor.
-        ones: whether it was created as ones.
         index: whether it is computed from integers of a model, such as the index of a maximum.
         before: for a sum, the id of the tensor that was discounted, such as the next return.
         fact: the fact stored about the sum.
@@ -53,7 +52,6 @@ class _Origin:
     factor: float | None = None
     masked: bool = False
     returned: bool = False
-    ones: bool = False
     index: bool = False
     before: int = 0
     fact: dict[str, Any] | None = None
@@ -88,8 +86,8 @@ class Bootstraps:
             return
         if name in _MASKING:
             self._mask(name, args, result, note)
-        elif name in ("ones", "ones_like"):
-            self._set(result, _Origin(ones=True))
+        elif name in ("ones", "ones_like"):  # known, so not taken for a mask
+            self._set(result, _Origin())
         elif name in _SAME or name in _REDUCING or name in _PICKING:
             self._pass_on(args, result)
             if name in _PICKING:

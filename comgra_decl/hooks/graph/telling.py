@@ -378,7 +378,7 @@ class Telling:
             self._note("added to itself", shape=[*result.shape])
         for each in args[:2]:
             self._keep_scores(each, result)
-            if isinstance(each, torch.Tensor) and _hides(each):
+            if self.tokens is not None and isinstance(each, torch.Tensor) and _hides(each):
                 self._compare_with_padding(each < _HIDDEN)
 
     def _clamp(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
@@ -443,12 +443,23 @@ class Telling:
         rows, target = given.get("input"), given.get("target")
         if not isinstance(rows, torch.Tensor) or not isinstance(target, torch.Tensor):
             return
+        if not rows.is_floating_point():
+            return
         square = rows.dim() == 2 and rows.shape[0] == rows.shape[1] > 3
-        if not square or target.dim() != 1 or target.is_floating_point() or is_capturing():
+        if not square or target.shape != rows.shape[:1] or target.dtype != torch.int64:
+            return
+        if is_capturing():
             return
         own, best = torch.arange(len(rows), device=rows.device), rows.detach().argmax(1)
         if rows.numel() <= _MOST_ELEMENTS and bool(((best == own) & (target != own)).all()):
             self._note("own candidate", shape=[*rows.shape])
+
+    def _pick_pairs(self, rows: Any, at: Any, columns: Any) -> None:
+        """Read `log_probabilities[arange(n), classes]` as a classification."""
+        if isinstance(at, torch.Tensor) and isinstance(rows, torch.Tensor) and rows.dim() == 2:
+            each = at.dtype == torch.int64 and at.shape == rows.shape[:1] and not is_capturing()
+            if each and torch.equal(at, torch.arange(len(rows), device=at.device)):
+                self._classify("", (rows, columns), {}, None)
 
     def _measure(self, name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
         target = kwargs.get("target", args[1] if len(args) > 1 else None)
@@ -539,8 +550,8 @@ class Telling:
     def _index(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         given, index = args[0], args[1] if len(args) > 1 else None
         self._gather(index, result)
-        if isinstance(index, tuple) and len(index) == 2 and isinstance(index[1], torch.Tensor):
-            self._classify("", (given, index[1]), {}, result)
+        if isinstance(index, tuple) and len(index) == 2 and not _is_all(index[0]):
+            self._pick_pairs(given, *index)
         if isinstance(index, tuple) and len(index) > 1 and _is_all(index[0]):
             self._last(given, index[1], result)
 
@@ -629,6 +640,8 @@ def _constant(value: Any) -> float | None:
 def _hides(mask: torch.Tensor) -> bool:
     """Whether a tensor without a gradient may be added to scores to hide some of them."""
     if mask.requires_grad or not mask.is_floating_point() or not is_readable(mask):
+        return False
+    if is_capturing():  # reading numbers would break the capture of a CUDA graph
         return False
     return 0 < mask.numel() <= _MOST_ELEMENTS and float(mask.min()) < _HIDDEN
 

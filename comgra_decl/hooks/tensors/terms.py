@@ -701,8 +701,9 @@ def _without_derivative(loss: torch.Tensor) -> list[dict[str, Any]]:
 
 def _is_step(node: Any) -> bool:
     """Whether the derivative of a function is zero wherever it exists."""
-    rounds = getattr(node, "_saved_rounding_mode", None)  # of a division
-    return function_name(node) in _STEPS or rounds in ("floor", "trunc")
+    name = function_name(node)
+    rounds = getattr(node, "_saved_rounding_mode", None) if name == "Div" else None
+    return name in _STEPS or rounds is not None
 
 
 def _leaves(loss: torch.Tensor, *, through: bool) -> tuple[set[int], set[str]]:

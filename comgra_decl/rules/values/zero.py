@@ -23,7 +23,8 @@ class AllZero(SlotRule):
     certainty = 0.6
     definition = (
         "For `patience` records in a row, the output of a module is exactly zero in all elements "
-        "of all samples, in every iteration within a step."
+        "of all samples, in every iteration within a step. Further outputs of a module that depend "
+        "on no parameter, such as an empty bias of positions, are ignored."
     )
     source = "SageMaker Debugger's check for tensors whose values are all zero."
     advice = (
@@ -46,11 +47,7 @@ class AllZero(SlotRule):
         return size == 0, np.asarray(size)
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
-        """Leave out tensors that are zero only in some iterations, such as initial states.
-
-        Further outputs that are computed from inputs alone, or from nothing, are constants of the
-        program, such as the bias of an attention without positions.
-        """
+        """Leave out tensors that are zero in some iterations only, and constants of the program."""
         fired, sources = self.in_every_iteration(scene, fired), sources_of(scene)
         infos = scene.table.infos
         constant = {info.id for info in infos if info.kind == "input"}
