@@ -191,9 +191,9 @@ class WrongShift(Rule):
         "A model has a single input of tokens, or of values, with at least "
         f"{_LENGTH} positions, and a loss has a target per position. "
         f"At least {_ALIKE:.1%} of the targets (at least `least`) equal the input two positions "
-        "later, or one position earlier, and fewer than 90% equal the next one. Only a hint if the "
-        "values are no tokens, as the second next one may be forecast, or are those before, as the "
-        "task may be to remember them."
+        "later, or one position earlier, and no target of this input equals the next one in 90%. "
+        "Only a hint if the values are no tokens, as the second next one may be forecast, or are "
+        "those before, as the task may be to remember them."
     )
     source = (
         "A language model predicts the next token. Models of transformers shift labels themselves, "

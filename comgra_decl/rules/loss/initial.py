@@ -40,12 +40,12 @@ class InitialLoss(LossRule):
         "with C classes. Targets must be integers. C is the size of the prediction's last "
         "dimension, or of its second dimension if the targets have more than one dimension. If a "
         "step contains several classifications, the sum of ln(C) is used. The rule ignores runs "
-        "that also call other losses, and models that are at least half frozen, because such "
-        "models are already trained. To allow for programs that scale their loss, the rule "
-        "multiplies the largest gradient of the prediction by the batch size N. If this product is "
-        "above 1, the loss is divided by it, because the gradient of a mean of cross-entropies "
-        "cannot exceed 1 / N. The finding is only a hint if the loss has since fallen by half and "
-        "is still near its minimum."
+        "that also call other losses or call `backward` several times per step, and models that "
+        "are at least half frozen, because such models are already trained. To allow for programs"
+        " that scale their loss, the rule multiplies the largest gradient of the prediction by "
+        "the batch size N. If this product is above 1, the loss is divided by it, because the "
+        "gradient of a mean of cross-entropies cannot exceed 1 / N. The finding is only a hint if"
+        " the loss has since fallen by half and is still near its minimum."
     )
     source = (
         "The book chapter 'Debugging: Visualizing Activation Maps & Gradients' expects ln C and "

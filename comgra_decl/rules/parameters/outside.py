@@ -49,8 +49,9 @@ class UselessBackward(FactRule):
     name = "useless_backward"
     certainty = 0.8
     definition = (
-        "`backward` is called on a loss in the first records, but no optimizer that has stepped "
-        "holds any of the parameters that receive its gradients."
+        "`backward` is called on a loss in the first records, but no optimizer holds any of the "
+        "parameters that receive its gradients, and none of them began as a copy of a parameter "
+        "that one holds, as in meta-learning."
     )
     source = (
         "PyTorch's documentation of torch.optim: an optimizer updates the tensors it was given."
@@ -82,7 +83,8 @@ class RecreatedParameter(FactRule):
     definition = (
         "The loss of the first record depends on parameters (`nn.Parameter`) that no longer exist "
         "in the second record, and no optimizer has held them. They belong to a layer that is "
-        "created when it is called."
+        "created when it is called. Parameters with the shape of an input are perturbations; those "
+        "that began as copies of optimized ones belong to copied models. Both are ignored."
     )
     source = "PyTorch's documentation of nn.Module: submodules are assigned in `__init__`."
     advice = "Create the layer once, in `__init__`, and call it in `forward`."

@@ -44,7 +44,8 @@ class InputIndependence(SlotRule):
     certainty = 0.7
     definition = (
         "For `patience` records in a row, every recorded statistic of the samples (mean, std, "
-        "min, max, ...) varies across the batch by at most `variation` times its magnitude. The "
+        "min, max, ...) varies across the batch by at most `variation` times its magnitude, in "
+        "every call within a step. The "
         "rule checks the model's predictions, and other tensors that previously varied by more "
         f"than {_VARIED:g}. It ignores tensors that the newest graph connects only with "
         "parameters, as long as others depend on the input (log-determinants of scalings in "
