@@ -26,6 +26,7 @@ OF_OTHERS = {
     "_asdict": "named tuples",
     "_fields": "named tuples",
     "_get_full_key": "omegaconf",
+    "_get_root": "omegaconf",
     "_http": "tornado, used by panel",
     "_tornado": "panel",
     "_login_template": "panel",

@@ -66,8 +66,8 @@ class OwnMode(CallWatch):
         threads.
         placed: whether it is on the stack, or handling a call after which torch puts it back.
         removed: whether it was removed and has not been inserted again.
-        returning: whether it was removed while handling a call; torch puts it back when that call
-            returns.
+        handling: the thread in which it is handling a call, 0 for none; torch takes it off the
+            stack for that time.
     """
 
     def __init__(self, on_fault: Callable[[BaseException], None]) -> None:
@@ -77,7 +77,7 @@ class OwnMode(CallWatch):
         # attributes rather than sets of modes: they change twice in each recorded step
         self.placed = False
         self.removed = False
-        self.returning = False
+        self.handling = 0
         _modes.add(self)
 
     def __torch_function__(
@@ -92,7 +92,11 @@ class OwnMode(CallWatch):
         except Exception as error:
             self._on_fault(error)
             called = func
-        return self.handle(called, args, kwargs or {})
+        before, self.handling = self.handling, this_thread.number
+        try:
+            return self.handle(called, args, kwargs or {})
+        finally:
+            self.handling = before
 
 
 _modes: WeakSet[OwnMode] = WeakSet()
@@ -102,10 +106,9 @@ _modes: WeakSet[OwnMode] = WeakSet()
 def insert_at_bottom(mode: OwnMode) -> None:
     """Make `mode` the outermost active torch function mode of this thread."""
     here = this_thread.number
-    expected = mode.thread == here and (mode.placed or mode.returning)
-    at_work = expected and not is_active(mode)
+    at_work = _is_expected(mode) and not is_active(mode)
     mode.thread = here
-    mode.removed = mode.returning = False
+    mode.removed = False
     mode.placed = True
     if at_work:
         return  # torch puts the mode back
@@ -117,14 +120,10 @@ def insert_at_bottom(mode: OwnMode) -> None:
 
 def remove(mode: OwnMode) -> None:
     """Remove `mode` from the stack; do nothing if it is not on the stack."""
-    here = mode.thread == this_thread.number
-    was_placed = mode.placed and here
     mode.placed = False
     mode.removed = True  # before anything else, so that `sweep` removes it if the rest fails
     active = _all()
-    if was_placed and not any(other is mode for other in active):
-        mode.returning = True
-    if not here:  # it stays on that thread's stack until that thread sweeps
+    if mode.thread != this_thread.number:  # it stays on that thread's stack until it sweeps
         mode.thread = 0
     if len(active) == 1 and active[0] is mode:
         pop_function_mode()
@@ -145,9 +144,6 @@ def sweep() -> None:
     gone = [mode for mode in found if isinstance(mode, OwnMode) and _is_gone(mode)]
     if gone:
         _replace_all([mode for mode in found if mode not in gone])
-        for mode in gone:
-            if mode.thread == this_thread.number:
-                mode.returning = False
 
 
 def _is_gone(mode: OwnMode) -> bool:
@@ -163,9 +159,6 @@ def aside() -> Iterator[None]:
     try:
         yield
     finally:
-        for mode in ours:
-            if _is_gone(mode):  # removed within the block
-                mode.returning = False
         back = [mode for mode in ours if not _is_gone(mode)]
         if back:
             _replace_all([*back, *(mode for mode in _all() if mode not in back)])
@@ -173,9 +166,13 @@ def aside() -> Iterator[None]:
 
 def at_work() -> bool:
     """Return whether one of our modes is handling a call, after which torch would put it back."""
+    return not all(is_active(mode) for mode in [*_modes] if _is_expected(mode))
+
+
+def _is_expected(mode: OwnMode) -> bool:
+    """Return whether a mode is on the stack of this thread, or handling a call there."""
     here = this_thread.number
-    expected = [m for m in [*_modes] if (m.placed or m.returning) and m.thread == here]
-    return not all(is_active(mode) for mode in expected)
+    return mode.handling == here or (mode.placed and mode.thread == here)
 
 
 def any_active() -> bool:

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode
 
 import comgra_decl
-from comgra_decl.hooks import HookManager
+from comgra_decl.hooks import HookManager, modes
 from comgra_decl.hooks.functions import attention
 from comgra_decl.hooks.functions.functions import FunctionTracer
 from comgra_decl.hooks.functions.watching import Watching
@@ -309,3 +309,24 @@ def test_every_mode_calls_the_function_that_the_program_called() -> None:
         and any(ast.unparse(base).endswith("TorchFunctionMode") for base in node.bases)
     }
     assert found == {"hooks/modes.py: CallWatch"}
+
+
+def test_a_mode_that_is_gone_from_the_stack_is_inserted_again_and_lets_tracing_end() -> None:
+    """Removed during a call, put back by torch, and popped by somebody else."""
+
+    class RemovesItself(modes.OwnMode):
+        def handle(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            modes.remove(self)
+            assert modes.at_work(), "torch puts it back after this call"
+            return func(*args, **kwargs)
+
+    mode = RemovesItself(never)
+    modes.insert_at_bottom(mode)
+    torch.zeros(2) + 1
+    assert _get_current_function_mode_stack() == [mode]
+    _pop_mode()
+    assert not modes.at_work()
+    modes.insert_at_bottom(mode)
+    assert modes.is_active(mode)
+    modes.remove(mode)
+    assert _get_current_function_mode_stack() == []

@@ -84,7 +84,7 @@ class Ends:
         if iteration is None:
             return
         for path, tensor in given:
-            if self._looks > 0:
+            if self._looks > 0 and is_readable(tensor):
                 self._leaves.shapes.add(tuple(tensor.shape))
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
