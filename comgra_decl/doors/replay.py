@@ -149,6 +149,7 @@ def replay(
     """
     source = _opened(run)
     changed = _checked(loss, train_step, change, step, steps)
+    step = int(step)  # those of `run.steps` are numpy's
     kept = _kept(source, step, steps)
     checkpoint = source.checkpoint(step)
     folder = Path(tempfile.mkdtemp(prefix="comgra-replay-"))

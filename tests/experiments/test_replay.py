@@ -138,7 +138,7 @@ model, optimizer = made()
 for value in (*model.parameters(), *model.buffers()):
     value.data.zero_()
 before = random.getstate(), torch.get_rng_state()
-step = run.checkpoints.tolist()[-1]
+step = run.checkpoints[-1]
 again = comgra.replay(run, step, model=model.eval(), optimizer=optimizer, loss=F.cross_entropy)
 assert not model.training and random.getstate() == before[0]
 assert torch.equal(torch.get_rng_state(), before[1])
