@@ -90,7 +90,8 @@ class Reporter:
         report |= self._priced()
         self._last = report
         self._states[info.mode] = self._state(tops, capture, trained)
-        modules = [m for top in tops for m in self._modules(top)]
+        names: dict[int, str] = {}  # of parameters, which several models may share
+        modules = [m for top in tops for m in self._modules(top, names)]
         return {"modules": modules, "report": report, **attached}
 
     @property
@@ -115,10 +116,14 @@ class Reporter:
         price = self.price()
         return {} if price is None else {"price": price}
 
-    def _modules(self, plan: TopPlan) -> list[dict[str, Any]]:
-        """Describe the modules in a model; if it no longer exists, describe their last state."""
+    def _modules(self, plan: TopPlan, seen: dict[int, str]) -> list[dict[str, Any]]:
+        """Describe the modules in a model; if it no longer exists, describe their last state.
+
+        Args:
+            plan: the model.
+            seen: names of parameters by id; those of this model are added.
+        """
         if plan.top.module() is not None or plan not in self._described:
-            seen: dict[int, str] = {}
             known = {id(own.tensor): own.trainable for own in plan.parameters}
             held = {} if self.optimizers is None else self.optimizers.holders()
             before = self._described.get(plan, [])

@@ -378,3 +378,18 @@ def test_the_first_backward_need_not_be_that_of_the_loss(tmp_path: Path) -> None
         return F.cross_entropy(model(x + 0.1 * shifted.grad), (x @ TEACHER).argmax(1))
 
     assert "initial_loss" not in names(tmp_path, loss, mlp(4, 3))
+
+
+def test_a_weight_that_separately_called_modules_share_is_trained(tmp_path: Path) -> None:
+    embedding, middle, head = nn.Embedding(6, 8), mlp(8, 8), nn.Linear(8, 6, bias=False)
+    head.weight = embedding.weight
+    optimizer = torch.optim.Adam([*embedding.parameters(), *middle.parameters()], 0.01)
+
+    def train() -> None:
+        for _ in range(12):
+            tokens = torch.randint(0, 6, (N,))
+            optimizer.zero_grad()
+            F.cross_entropy(head(middle(embedding(tokens))), (tokens + 1) % 6).backward()
+            optimizer.step()
+
+    assert "untrained_parameter" not in found(tmp_path, train)

@@ -308,12 +308,16 @@ class Untrained(SlotRule):
         }
         known = {(i.key.node, i.key.role) for i in table.infos if i.kind == "parameter"}
         captured = any(i.kind == "parameter" and i.key.pass_ == "forward" for i in table.infos)
+        parameters = scene.parameters.items()
+        # the gradient of a shared parameter is recorded once, with one of its modules
+        shared = {facts.get("tied_to") for key, facts in parameters if key in having}
         return {
             Place(node, role)
-            for (node, role), facts in scene.parameters.items()
+            for (node, role), facts in parameters
             if facts.get("trainable")
             and not facts.get("tied_to")
             and (node, role) not in having
+            and f"{node}.{role}" not in shared
             and ((node, role) in known or not captured)
         }
 
