@@ -57,11 +57,12 @@ class Shown:
         self.messages.clear()
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Waits until something holds, for a few seconds at most."""
+        """Waits until something holds; fails if it does not within a few seconds."""
         for _ in range(250):
             if holds():
-                break
+                return
             self.page.wait_for_timeout(20)
+        assert holds()
 
     def set(self, **values: Any) -> None:
         """Sets parameters as the server would."""

@@ -372,8 +372,7 @@ def test_bands_stand_above_their_row_and_the_arrow_keys_reach_the_next_row(
     node(page, "blocks.0").click()
     page.keyboard.press("ArrowDown")
     below = {box.id for box in ROWS.boxes if box.row == 1}
-    shown.until(lambda: len(shown.messages) == 2)
-    assert shown.messages[-1]["select"] in below
+    shown.until(lambda: bool(shown.messages) and shown.messages[-1]["select"] in below)
 
 
 # ---- parameters and paths
