@@ -59,8 +59,8 @@ def values() -> dict[str, Any]:
     }
 
 
-FEW = ("square", "batch", "row", "mask", "four", "indices", "hiding", "one", "half", "pairs")
-FEWER = ("square", "four", "indices", "one", "name")
+FEW = ("square", "row", "mask", "four", "indices", "pairs", "hiding", "one", "half")
+FEWER = ("square", "four", "indices", "one")
 
 
 def arguments() -> Iterator[tuple[str, ...]]:
