@@ -432,16 +432,19 @@ class _Player:
             own.update({key: value for key, value in group.items() if key != "params"})
             own["lr"] = own["lr"] * self._change.lr if self._change.lr != 1 else own["lr"]
         batches = [self._batch(call, kept) for call in facts["calls"]]
-        states = unpacked({"dict": [*facts["generators"].items()]}, kept.tensor)
-        waiting = [states]
+        first, *others = facts["calls"]
+        # Runs of older versions have the states at the first call alone.
+        states = [facts["generators"], *(call.get("generators") for call in others)]
+        unseen, calls = [first], iter(states)
 
         def before_model() -> None:
-            if waiting:
-                _set_generators(waiting.pop())
+            unseen.clear()
+            if (state := next(calls, None)) is not None:
+                _set_generators(unpacked({"dict": [*state.items()]}, kept.tensor))
 
         self._session.before_model = before_model
         self._taken = 0
-        with _watched(self._inner, waiting):
+        with _watched(self._inner, unseen):
             train_step(self._model, self._optimizer, *batches)
         if self._session.stepped != number + 1 or self._taken > 1:
             taken = max(self._taken, self._session.stepped - number)
@@ -449,7 +452,7 @@ class _Player:
                 f"train_step must take one optimizer step, but took {taken}. It must use the model "
                 "and the optimizer that it receives"
             )
-        if waiting:
+        if unseen:
             raise ReplayError("train_step did not call the model that it receives")
 
     def _batch(self, call: Mapping[str, Any], kept: Kept) -> Batch:
@@ -543,12 +546,12 @@ class _Player:
 
 
 @contextmanager
-def _watched(model: nn.Module, waiting: Sequence[object]) -> Iterator[None]:
-    """Refuse calls without gradients that cannot be repeated, while `waiting` is not empty."""
+def _watched(model: nn.Module, unseen: Sequence[object]) -> Iterator[None]:
+    """Refuse calls without gradients that cannot be repeated, while `unseen` is not empty."""
     before: list[tuple[Any, list[torch.Tensor]]] = []
 
     def enter(*_: Any) -> None:
-        if waiting and not torch.is_grad_enabled():
+        if unseen and not torch.is_grad_enabled():
             before.append((_generators(), [buffer.clone() for buffer in model.buffers()]))
 
     def leave(*_: Any) -> None:

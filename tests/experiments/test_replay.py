@@ -275,6 +275,35 @@ def test_a_step_with_several_calls_and_a_scaler_has_a_train_step_of_its_own(tmp_
         comgra.replay(session.path or "", 2, **given, loss=F.mse_loss, scaler=scaler)
 
 
+@pytest.mark.parametrize(
+    "between",
+    [lambda: torch.rand(1), np.random.rand, random.random],
+    ids=["torch", "numpy", "random"],
+)
+def test_numbers_that_the_program_draws_between_the_calls_of_a_step_are_no_part_of_it(
+    between: Callable[..., Any], tmp_path: Path
+) -> None:
+    def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, *batches: Any) -> None:
+        optimizer.zero_grad()
+        for batch in batches:
+            F.mse_loss(model(*batch.args, **batch.kwargs), batch.target).backward()
+        optimizer.step()
+
+    model, optimizer = made()
+    with comgra.trace(REPLAYED, root=tmp_path) as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(3):
+                F.mse_loss(model(torch.randn(4, 6), scale=2.0), torch.randn(4, 3)).backward()
+                between()
+            optimizer.step()
+    run = comgra.open_run(session.path or "")
+    for step in run.steps:
+        fresh, own = made()
+        again = comgra.replay(run, step, model=fresh, optimizer=own, train_step=train_step)
+        assert again.row(step).equals(run.row(step))
+
+
 def test_copied_and_compacted_runs_can_be_replayed(
     recorded: tuple[Run, list[dict[str, Tensor]]], tmp_path: Path
 ) -> None:

@@ -127,7 +127,7 @@ class Replays:
         parts = [*unwrapped(module).named_modules()]
         self._facts = {
             "model": self._node,
-            "generators": self._generators(),
+            "generators": self._generators("generators"),
             "threads": torch.get_num_threads(),
             "evaluating": [name for name, part in parts if not part.training],
             "frozen": [
@@ -138,31 +138,32 @@ class Replays:
             "calls": self._calls,
         }
 
-    def _generators(self) -> dict[str, Any]:
+    def _generators(self, where: str) -> dict[str, Any]:
         name, keys, *rest = np.random.get_state()
         version, numbers, gauss = random.getstate()
         put = self._put
         found = {
-            "torch": packed(torch.get_rng_state(), "generators.torch", put),
-            "numpy": packed([str(name), _bits(keys), *map(_plain, rest)], "generators.numpy", put),
-            "random": packed([version, _bits(numbers), gauss], "generators.random", put),
+            "torch": packed(torch.get_rng_state(), f"{where}.torch", put),
+            "numpy": packed([str(name), _bits(keys), *map(_plain, rest)], f"{where}.numpy", put),
+            "random": packed([version, _bits(numbers), gauss], f"{where}.random", put),
         }
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             if torch.cuda.is_current_stream_capturing():
                 raise ProbeError(_CAPTURED)
             states = [torch.cuda.get_rng_state(i) for i in range(torch.cuda.device_count())]
-            found["cuda"] = packed(states, "generators.cuda", put)
+            found["cuda"] = packed(states, f"{where}.cuda", put)
         return found
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         where = f"calls.{len(self._calls)}"
-        self._calls.append(
-            {
-                "args": packed(args, f"{where}.args", self._put),
-                "kwargs": packed(kwargs, f"{where}.kwargs", self._put),
-                "targets": [],
-            }
-        )
+        call = {
+            "args": packed(args, f"{where}.args", self._put),
+            "kwargs": packed(kwargs, f"{where}.kwargs", self._put),
+            "targets": [],
+        }
+        if self._calls:  # the program may have drawn numbers since the call before
+            call["generators"] = self._generators(f"{where}.generators")
+        self._calls.append(call)
 
     def target(self, tensor: torch.Tensor) -> None:
         """Read a tensor that a loss compares the model's output with."""
