@@ -11,12 +11,17 @@ export function render({ model }) {
 
   const marked = (event) => event.composedPath().find((e) => e.dataset && e.dataset.send);
 
-  // Keeps the focus on the same element when the content is replaced.
+  let opened = null;
+
+  // Keeps the focus on the same element when the content is replaced, and shows what was opened.
   function draw() {
     const focused = root.getRootNode().activeElement;
     const token = focused && focused.dataset ? focused.dataset.send : null;
     content.innerHTML = model.html;
     if (token) content.querySelector(`[data-send="${CSS.escape(token)}"]`)?.focus();
+    const card = content.querySelector("[data-opened]");
+    if (card && card.dataset.opened !== opened) card.scrollIntoView({ block: "nearest" });
+    opened = card ? card.dataset.opened : null;
   }
 
   content.addEventListener("click", (event) => {

@@ -106,7 +106,7 @@ def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:
         Field("iteration", "Iteration", str(at.iteration), numbers,
               "Which of the node's calls within the step to show, starting at 0"),
     ]  # fmt: skip
-    passes = view.gradient_passes()
+    passes = view.other_passes(at.node, at.role, at.iteration)
     if len(passes) > 1:
         options = tuple(Option(p, pass_label(p)) for p in passes)
         fields.append(

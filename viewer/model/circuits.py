@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Circuit
 from comgra_decl.spec.interventions import INTO, NODE
-from comgra_decl.viewer.graph.layering import acyclic, columns, sorted_columns
+from comgra_decl.viewer.graph.layering import Edge, acyclic, columns, sorted_columns
 from comgra_decl.viewer.graph.places import text_width
 from comgra_decl.viewer.model.effects import EffectTable
 from comgra_decl.viewer.model.runview import RunView
@@ -16,6 +17,7 @@ STRONGEST = (10, 30, 100)
 """Numbers of paths from which the user chooses."""
 
 _HEIGHT, _GAP, _BETWEEN, _MARGIN = 24.0, 10.0, 70.0, 6.0
+_LANE = 6.0  # the height that a path takes in a column that it passes
 _PADDING = 16.0
 
 
@@ -43,6 +45,8 @@ class Drawing:
     Attributes:
         circuit: the circuit.
         spots: the positions, by place.
+        lanes: by path (source, sink), where it passes each column between the two, from left to
+            right: x of the column's left edge, x of its right edge, and y.
         width: of the drawing, in pixels. height: the same.
         most: the largest magnitude of an effect at this step.
         wanted: the number of paths that the user asked for.
@@ -50,6 +54,7 @@ class Drawing:
 
     circuit: Circuit
     spots: dict[str, Spot]
+    lanes: dict[tuple[str, str], list[tuple[float, float, float]]]
     width: float
     height: float
     most: float
@@ -77,18 +82,50 @@ def _drawing(view: RunView, table: EffectTable, strongest: int) -> Drawing | Non
     edges = [(number[a], number[b]) for a, b in (*pairs, *circuit.parts)]
     graph = acyclic(len(names), edges)
     column = columns(graph, [False] * len(names), [False] * len(names))
-    grid = sorted_columns(graph, column)
-    spots, x = {}, _MARGIN
-    tallest = max((len(rows) for rows in grid), default=0)
-    height = 2 * _MARGIN + tallest * (_HEIGHT + _GAP) - _GAP
+    edges, chains = _in_steps(edges, column)
+    grid = sorted_columns(acyclic(len(column), edges), column)
+    heights = [_HEIGHT] * len(names) + [_LANE] * (len(column) - len(names))
+    height = 2 * _MARGIN + max((_tall(rows, heights) for rows in grid), default=0.0)
+    spots, passed, x = {}, {}, _MARGIN
     for rows in grid:
-        width = max(text_width(names[vertex]) for vertex in rows) + _PADDING
-        y = (height - len(rows) * (_HEIGHT + _GAP) + _GAP) / 2
+        width = max(text_width(names[v]) for v in rows if v < len(names)) + _PADDING
+        y = (height - _tall(rows, heights)) / 2
         for vertex in rows:
-            name = names[vertex]
-            spots[name] = Spot(name, circuit.nodes[name], x, y, width, _HEIGHT)
-            y += _HEIGHT + _GAP
+            if vertex < len(names):
+                name = names[vertex]
+                spots[name] = Spot(name, circuit.nodes[name], x, y, width, _HEIGHT)
+            else:
+                passed[vertex] = (x, x + width, y + _LANE / 2)
+            y += heights[vertex] + _GAP
         x += width + _BETWEEN
+    lanes = {
+        (names[a], names[b]): [passed[vertex] for vertex in chain]
+        for (a, b), chain in chains.items()
+    }
     most = max((abs(link.effect) for link in circuit.links), default=0.0)
     width = max(x - _BETWEEN + _MARGIN, 2 * _MARGIN)
-    return Drawing(circuit, spots, width, max(height, 2 * _MARGIN), most, strongest)
+    return Drawing(circuit, spots, lanes, width, max(height, 2 * _MARGIN), most, strongest)
+
+
+def _tall(rows: list[int], heights: list[float]) -> float:
+    return sum(heights[vertex] for vertex in rows) + _GAP * (len(rows) - 1)
+
+
+def _in_steps(edges: list[Edge], column: list[int]) -> tuple[list[Edge], dict[Edge, list[int]]]:
+    """Return edges between adjacent columns, and the new vertices that stand for each long edge.
+
+    Without them, a path would cross the places in the columns that it passes.
+
+    Args:
+        edges: the edges.
+        column: of each vertex. Those of the new vertices are appended.
+    """
+    short: list[Edge] = []
+    chains: dict[Edge, list[int]] = {}
+    for source, sink in dict.fromkeys(edges):
+        between = range(column[source] + 1, column[sink])
+        chain = [*range(len(column), len(column) + len(between))]
+        column.extend(between)
+        chains[source, sink] = chain
+        short.extend(pairwise([source, *chain, sink]))
+    return short, chains

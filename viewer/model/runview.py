@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Preview, Run, arrays
 from comgra_decl.query import Slot as Handle
-from comgra_decl.records import NO_SERIES, SlotInfo, Structure
+from comgra_decl.records import EFFECT_PREFIX, NO_SERIES, PICTURE_PREFIX, SlotInfo, Structure
 from comgra_decl.viewer.model.cache import Cache
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class RunView:
             roles = tree.setdefault(slot.node, {})
             roles.setdefault(slot.role, {}).setdefault(slot.iteration, {})[slot.pass_] = slot
         self._tree = tree
-        self._gradients = sorted({slot.pass_ for slot in offered} - {"forward"})
+        passes = sorted({slot.pass_ for slot in offered} - {"forward"})
+        self._gradients = [p for p in passes if not p.startswith((EFFECT_PREFIX, PICTURE_PREFIX))]
 
     @property
     def nodes(self) -> list[str]:
@@ -162,8 +163,18 @@ class RunView:
         return self._tree.get(node, {}).get(role, {}).get(iteration, {})
 
     def gradient_passes(self) -> list[str]:
-        """Return all passes of the run except the forward pass."""
+        """Return the passes of a training step except the forward pass."""
         return self._gradients
+
+    def other_passes(self, node: str, role: str, iteration: int) -> list[str]:
+        """Return the passes that can be shown beside the forward pass of a tensor.
+
+        These are the passes of a training step. Effects and pictures are tensors in a pass of
+        their own, which is the only one.
+        """
+        own = [*self.passes(node, role, iteration)]
+        alone = own and not {*own} & {"forward", *self._gradients}
+        return own if alone else self._gradients
 
     def kind(self, node: str) -> str:
         """Return the kind that colours a node; computed tensors outrank parameters."""

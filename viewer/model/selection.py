@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -74,7 +74,7 @@ def resolve(view: RunView, wanted: Selection, remembered: Mapping[str, str]) -> 
         node=node,
         role=role,
         iteration=iteration,
-        gradient=_gradient(view, wanted.gradient),
+        gradient=_other_pass(view.other_passes(node, role, iteration), wanted.gradient),
     )
     return _fitted(view, found)
 
@@ -134,8 +134,7 @@ def _role(view: RunView, node: str, wanted: str, remembered: str) -> str:
     return roles[0] if roles else ""
 
 
-def _gradient(view: RunView, wanted: str) -> str:
-    passes = view.gradient_passes()
+def _other_pass(passes: Sequence[str], wanted: str) -> str:
     return wanted if wanted in passes or not passes else passes[0]
 
 

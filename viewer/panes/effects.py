@@ -96,8 +96,13 @@ def shaded(share: float) -> str:
     return f"background:color-mix(in srgb, {end} {amount}%, #fff);color:{text}"
 
 
-def place_card(found: PlaceEffects) -> str:
-    """Return each sample's measure without and with the change, and the mean over steps."""
+def place_card(found: PlaceEffects, token: str) -> str:
+    """Return each sample's measure without and with the change, and the mean over steps.
+
+    Args:
+        found: the effects.
+        token: of the cell that opened it. The page scrolls to a card with another token.
+    """
     lines = []
     for i, (label, without, effect) in enumerate(
         zip(found.labels, found.without.tolist(), found.effects.tolist(), strict=True)
@@ -108,7 +113,8 @@ def place_card(found: PlaceEffects) -> str:
         )
         lines.append(f"<tr><th>{i} {_e(label)}</th>{numbers}</tr>")
     return (
-        f'<div class="card" aria-live="polite"><h3>{_e(found.title)}</h3>'
+        f'<div class="card" aria-live="polite" data-opened="{_raw(token)}">'
+        f"<h3>{_e(found.title)}</h3>"
         f'<div class="wide"><table><thead><tr><th>sample</th><th>without</th><th>with</th>'
         f"<th>effect</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         f"<p>{_e(found.measure)} at step {count(found.step)}, without and with the change</p>"
@@ -188,7 +194,14 @@ def circuit_card(drawing: Drawing) -> str:
 
 
 def _curve(drawing: Drawing, source: str, sink: str) -> str:
+    """Return the path of an edge: straight through the columns that it passes, curved between."""
     a, b = drawing.spots[source], drawing.spots[sink]
-    x1, y1, x2, y2 = a.x + a.width, a.y + a.height / 2, b.x, b.y + b.height / 2
-    bend = max(30.0, (x2 - x1) / 2)
-    return f"M{x1:.1f},{y1:.1f}C{x1 + bend:.1f},{y1:.1f} {x2 - bend:.1f},{y2:.1f} {x2:.1f},{y2:.1f}"
+    x, y = a.x + a.width, a.y + a.height / 2
+    drawn = f"M{x:.1f},{y:.1f}"
+    end = b.x, b.x, b.y + b.height / 2
+    for left, right, height in [*drawing.lanes.get((source, sink), ()), end]:
+        bend = max(30.0, (left - x) / 2)
+        drawn += f"C{x + bend:.1f},{y:.1f} {left - bend:.1f},{height:.1f} {left:.1f},{height:.1f}"
+        drawn += f"H{right:.1f}" if right > left else ""
+        x, y = right, height
+    return drawn

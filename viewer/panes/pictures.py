@@ -126,8 +126,12 @@ class PicturesPane(Pane):
         sent += [f"node:{node}" for node in _nodes(found, circuits)]
         sent += tokens(found.effects)
         sent += [f"cloud:{method}" for method in layouts_here()]
-        cards = [effects_card(table, self._place) for table in found.effects]
-        cards += [place_card(place)] if (place := self._opened(shown, found)) else []
+        place = self._opened(shown, found)
+        cards = []
+        for table in found.effects:
+            cards.append(effects_card(table, self._place))
+            if place is not None and self._place.split(":", 3)[-1] == table.name:
+                cards.append(place_card(place, self._place))
         cards += [circuit_card(drawing) for drawing in circuits]
         html = _page(found, shown.at.node, "".join(cards))
         self.view.param.update(html=html, tokens=sent)

@@ -66,6 +66,18 @@ def shown(view: RunView, **wanted: Any) -> Shown:
     return Shown(view, at, colour="kind", scale="linear", expanded=None, follow=False)
 
 
+def test_the_passes_of_effects_are_offered_for_effects_alone(view: RunView) -> None:
+    (effects,) = (n for n in view.nodes if "effect" in view.roles(n))
+    at = resolve(view, Selection(node=effects, role="effect"), {})
+    assert at.gradient.startswith("effect:")
+    assert view.passes(effects, "effect", 0).keys() >= {at.gradient}
+    for node in {*view.nodes} - {effects}:
+        for role in view.roles(node):
+            elsewhere = resolve(view, replace(at, node=node, role=role), {})
+            assert not elsewhere.gradient.startswith("effect:")
+    assert not [p for p in view.gradient_passes() if not p.startswith(("grad", "update"))]
+
+
 def test_each_intervention_is_a_table_at_its_nearest_record(view: RunView) -> None:
     tables = {t.title.partition(":")[0]: t for t in effect_tables(view, "eyes", 2)}
     assert [*tables] == ["no_mlp", "heads", "places", "positions", "wrong", "paths"]
@@ -158,6 +170,12 @@ def test_paths_are_drawn_as_a_circuit_from_left_to_right(view: RunView) -> None:
     for source, sink in pairs:
         a, b = drawing.spots[source], drawing.spots[sink]
         assert a.x + a.width < b.x
+        for left, right, y in drawing.lanes[source, sink]:
+            assert a.x + a.width < left < right < b.x
+            crossed = [s for s in drawing.spots.values() if s.x < right and left < s.x + s.width]
+            assert crossed  # it passes a column,
+            assert not any(s.y < y < s.y + s.height for s in crossed)  # between its boxes
+    assert any(drawing.lanes.values())
     boxes = [*drawing.spots.values()]
     assert all(b.x >= 0 and b.x + b.width <= drawing.width for b in boxes)
     assert all(b.y >= 0 and b.y + b.height <= drawing.height for b in boxes)
@@ -211,6 +229,7 @@ def test_the_browser_draws_the_tables(
     cell.focus()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
+    page.set_viewport_size({"width": 900, "height": 420})  # of which the tables take more
     page.keyboard.press("Enter")
     place = page.locator(".card", has=page.get_by_role("heading", name="heads: blocks.1.attn.out"))
     expect(place.get_by_role("heading")).to_have_text("heads: blocks.1.attn.out, head 1")
