@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 
 import numpy as np
@@ -57,12 +58,22 @@ def _tsne(points: NDArray[np.floating]) -> list[Floats]:
         "random_state": _SEED,
     }
     found = [np.asarray(library.TSNE(**common).fit(points[0]))]
-    for step in points[1:]:
-        more = library.TSNE(
-            **common, initialization=found[-1], early_exaggeration_iter=0, n_iter=_FURTHER
-        )
-        found.append(np.asarray(more.fit(step)))
+    log = logging.getLogger("openTSNE.tsne")
+    log.addFilter(_is_news)
+    try:
+        for step in points[1:]:
+            more = library.TSNE(
+                **common, initialization=found[-1], early_exaggeration_iter=0, n_iter=_FURTHER
+            )
+            found.append(np.asarray(more.fit(step)))
+    finally:
+        log.removeFilter(_is_news)
     return found
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Drop the warning about a wide initial layout: the layout of the step before is meant."""
+    return "Standard deviation of embedding" not in record.getMessage()
 
 
 def _umap(points: NDArray[np.floating]) -> list[Floats]:

@@ -143,8 +143,8 @@ class ProbeSpec(SpecModel):
 
     mask: list[Any] | Annotated[str, AfterValidator(_checked_npy)] | None = None
     """Where attributions should lie: nested lists, or a .npy file, with 1 inside and 0 outside.
-    [height, width] for all samples, [samples, height, width], or [length]. A rule reports pictures
-    that lie outside."""
+    [height, width] or [length] for all samples, or [samples, height, width] or [samples, length]. A
+    rule reports pictures that lie outside."""
 
 
 ProbeName = Annotated[str, AfterValidator(checked_name)]

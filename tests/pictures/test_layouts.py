@@ -27,10 +27,11 @@ def drifting() -> np.ndarray[Any, Any]:
     return np.stack([noise + share * groups for share in (0.5, 0.75, 1.0)])
 
 
-def test_tsne_continues_the_layout_of_the_step_before() -> None:
+def test_tsne_continues_the_layout_of_the_step_before(caplog: pytest.LogCaptureFixture) -> None:
     library: Any = pytest.importorskip("openTSNE")
     points = drifting()
     found = layout(points, "tsne")
+    assert caplog.messages == []  # without a warning about the layout that it begins with
     place = library.TSNE(perplexity=29 / 3, random_state=0, negative_gradient_method="bh").fit(
         points[0]
     )

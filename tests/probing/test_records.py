@@ -220,6 +220,9 @@ def test_samples_come_from_a_function_or_from_the_spec() -> None:
     slots = {key.role: info.id for key, info in found.slots.items() if key.node == "input"}
     value = found.of(EYES)[0].values[slots["input.x"]]
     assert (value == np.array([image, image])).all()
+    whole = np.arange(36).reshape(1, 6, 6).tolist()  # what YAML makes of 1 instead of 1.0
+    again = probed({"batch": {"x": [whole, whole]}, "labels": [2, 1]})
+    assert (again.of(EYES)[0].values[slots["input.x"]] == value).all()
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,11 @@ def test_a_mask_is_averaged_over_the_places_of_a_smaller_map() -> None:
     tokens = torch.tensor([[[1.0, 1.0], [3.0, 3.0], [0.0, 0.0]]])
     assert outside(Map("embed", "output", tokens), torch.tensor([1.0, 0.0, 0.0])) == 0.75
     assert outside(Map(None, "input", torch.zeros(1, 4, 4)), mask) is None
+    columns = torch.tensor([[1.0, 3.0], [2.0, 0.0]])  # two samples with two features each
+    assert outside(Map(None, "input", columns), torch.tensor([1.0, 0.0])) == (3 / 4 + 0) / 2
+    each = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert outside(Map(None, "input", columns), each) == (3 / 4 + 1) / 2
+    assert outside(Map(None, "input", columns), torch.ones(4, 4)) is None
     assert outside(Map("fc", "output", torch.ones(1, 7)), mask) is None
 
 

@@ -65,7 +65,7 @@ def outside(drawn: Map, mask: torch.Tensor, *, resized: bool = False) -> float |
         resized: whether a mask of another size is averaged over the area of each place.
     """
     values = drawn.values.detach().double().cpu().abs()
-    places = min(mask.dim(), 2)
+    places = 1 if values.dim() == 2 else min(mask.dim(), 2)
     while values.dim() > 1 + places:
         values = values.sum(1 if drawn.node is None else -1)  # channels
     if values.dim() != 1 + places or (mask.dim() > places and len(mask) != len(values)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,7 +14,7 @@ import torch
 
 from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.probing.checks import checked, declared_mask
-from comgra_decl.hooks.probing.copying import CleanCopy, NotReadyError
+from comgra_decl.hooks.probing.copying import CleanCopy, NotReadyError, unwrapped
 from comgra_decl.hooks.probing.methods import drawn
 from comgra_decl.hooks.probing.samples import FirstBatch, KeptSamples, Samples, given_samples
 from comgra_decl.hooks.probing.seclusion import Autocast, secluded
@@ -206,7 +207,8 @@ class Probe:
         device: torch.device,
     ) -> None:
         if self._spec.batch is not None:
-            self._samples = given_samples(self._spec, device, warn=self._warn)
+            like = _by_name(module, args, kwargs)
+            self._samples = given_samples(self._spec, device, like=like, warn=self._warn)
             return
         earlier, self.earlier = self.earlier, None
         if isinstance(earlier, KeptSamples):
@@ -422,8 +424,9 @@ class Probe:
             return
         shapes = ", ".join(f"{n} {[*made[n].maps[0].values.shape]}" for n in explain)
         self._warn(
-            f"the mask of the shape {[*self._mask.shape]} fits none of the pictures ({shapes}), so "
-            "it is not used"
+            f"the mask has the shape {[*self._mask.shape]}, which fits none of the pictures "
+            f"({shapes}), so it is not used. A mask must have the shape of one sample of a "
+            "picture, such as [height, width] or [length], or of all of its samples"
         )
 
     def _reading(
@@ -480,6 +483,15 @@ class Probe:
 
 _TRAINING = {"eval": False, "train": True, "as_is": None}
 """The mode of a copy's modules, by the mode of the probe."""
+
+
+def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name; empty if its signature does not fit them."""
+    try:
+        bound = inspect.signature(unwrapped(module).forward).bind_partial(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {}
+    return {**bound.arguments, **kwargs}
 
 
 def _under(autocast: Autocast, copy: CleanCopy) -> AbstractContextManager[Any]:

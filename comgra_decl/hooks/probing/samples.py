@@ -148,12 +148,20 @@ class FirstBatch:
         return Samples(args, kwargs, places, labels, targets)
 
 
-def given_samples(spec: ProbeSpec, device: torch.device, *, warn: Callable[[str], None]) -> Samples:
+def given_samples(
+    spec: ProbeSpec,
+    device: torch.device,
+    *,
+    like: Mapping[str, Any],
+    warn: Callable[[str], None],
+) -> Samples:
     """Return the samples that the spec provides, either itself or through a function.
 
     Args:
         spec: the probe.
         device: where to put the samples.
+        like: the program's own arguments by name. Numbers in the spec get the floating-point
+            dtype of the argument with their name, so that `1` means what `1.0` does.
         warn: called if there are more samples than the probe keeps.
 
     Raises:
@@ -165,7 +173,7 @@ def given_samples(spec: ProbeSpec, device: torch.device, *, warn: Callable[[str]
         args, kwargs, labels = _called(spec.batch)
     else:
         assert isinstance(spec.batch, BatchValues)
-        kwargs = _as_tensors(spec.batch.arguments, device)
+        kwargs = _as_tensors(spec.batch.arguments, like, device)
     size = first_batch_size(args, kwargs)
     if not size:
         raise ProbeError("`batch` contains no tensor with a sample dimension")
@@ -210,11 +218,15 @@ def _plain(label: Any) -> Any:
     return label.item() if isinstance(label, torch.Tensor) else label
 
 
-def _as_tensors(values: Mapping[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+def _as_tensors(
+    values: Mapping[str, Any], like: Mapping[str, Any], device: torch.device
+) -> dict[str, torch.Tensor]:
     found = {}
     for name, value in values.items():
+        own = like.get(name)
+        dtype = own.dtype if isinstance(own, torch.Tensor) and own.is_floating_point() else None
         try:
-            found[name] = torch.tensor(value, device=device)
+            found[name] = torch.tensor(value, dtype=dtype, device=device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ProbeError(f"batch.{name} is not a regular list of numbers: {error}") from None
     return found
