@@ -20,9 +20,10 @@ if TYPE_CHECKING or find_spec("pandas") is not None:
     from .compare import compare, differences
     from .edge_effects import EdgeEffects
     from .group import Group, open_group
-    from .listing import RunSummary, list_runs
+    from .index import Index
+    from .listing import RunSummary, list_runs, listed
     from .opening import open_run, require_folder
-    from .overview import Clock, RunRow, at_steps, clock_of, metrics_of, overview, row_of
+    from .overview import Clock, RunRow, at_steps, clock_of, metrics_of, overview, row_in, row_of
     from .parting import Difference, Parting, part, sentences
     from .pictures import Picture
     from .post_mortem import Ending
@@ -46,6 +47,7 @@ __all__ = [
     "EdgeEffects",
     "Ending",
     "Group",
+    "Index",
     "Location",
     "NotedCheck",
     "NotedChecks",
@@ -63,6 +65,7 @@ __all__ = [
     "differences",
     "limit_cache",
     "list_runs",
+    "listed",
     "location",
     "metrics_of",
     "open_group",
@@ -70,6 +73,7 @@ __all__ = [
     "overview",
     "part",
     "require_folder",
+    "row_in",
     "row_of",
     "sentences",
 ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from comgra_decl.errors import UnknownNameError
 
+from .listing import RunSummary
 from .run import Run
 
 
@@ -49,13 +50,38 @@ def compare(
         UnknownNameError: no run has the tensor or the statistic; the message lists the names in the
             last run.
     """
+    known = list(runs)
+    tensor = Tensor(node, role, of, iteration, statistic, over_batch, type)
+    return compare_each(unique_names(known), known, tensor)
+
+
+class Tensor(NamedTuple):
+    """What is compared: a statistic of a tensor; see `compare`."""
+
+    node: str
+    role: str
+    of: str
+    iteration: int
+    statistic: str
+    over_batch: str
+    type: str | None
+
+
+def compare_each(names: Sequence[str], runs: Iterable[Run], tensor: Tensor) -> pd.DataFrame:
+    """Return a statistic of one tensor across runs, as `compare` does.
+
+    Args:
+        names: the names of the columns.
+        runs: the runs in the same order; each is used once and then let go.
+        tensor: what to compare.
+    """
     columns: dict[str, pd.Series[float]] = {}
     missing: UnknownNameError | None = None
     found = False
-    for name, run in named(list(runs)):
+    for name, run in zip(names, runs, strict=True):
         try:
-            slot = run.slot(node, role=role, of=of, iteration=iteration)
-            series = slot.series(statistic, over_batch=over_batch, type=type)
+            slot = run.slot(tensor.node, role=tensor.role, of=tensor.of, iteration=tensor.iteration)
+            series = slot.series(tensor.statistic, over_batch=tensor.over_batch, type=tensor.type)
             found = True
         except UnknownNameError as error:
             missing = error
@@ -81,7 +107,12 @@ def differences(runs: Iterable[Run]) -> pd.DataFrame:
     line (`--lr 0.1` or `lr=0.1`). <NA> where a run lacks the setting. The location of a run does
     not count as a difference.
     """
-    settings = {name: settings_of(run) for name, run in named(list(runs))}
+    known = list(runs)
+    return differences_of(dict(zip(unique_names(known), map(settings_of, known), strict=True)))
+
+
+def differences_of(settings: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the settings in which runs differ, as `differences` does, given all of them."""
     lines = {key: [one.get(key, pd.NA) for one in settings.values()] for key in differing(settings)}
     names = list(settings)
     table = pd.DataFrame.from_dict(lines, orient="index", columns=names, dtype=object)
@@ -89,24 +120,24 @@ def differences(runs: Iterable[Run]) -> pd.DataFrame:
     return table
 
 
-def named(runs: list[Run]) -> list[tuple[str, Run]]:
-    """Return the runs under the shortest names that are unique."""
+def unique_names(runs: Sequence[Run | RunSummary]) -> list[str]:
+    """Return the shortest names by which runs can be told apart."""
     for name_of in (_name, _long_name, _path):
         names = [name_of(run) for run in runs]
         if len(set(names)) == len(names):
-            return list(zip(names, runs, strict=True))
-    return [(f"{_path(run)} ({number})", run) for number, run in enumerate(runs)]
+            return names
+    return [f"{_path(run)} ({number})" for number, run in enumerate(runs)]
 
 
-def _name(run: Run) -> str:
+def _name(run: Run | RunSummary) -> str:
     return run.name
 
 
-def _long_name(run: Run) -> str:
+def _long_name(run: Run | RunSummary) -> str:
     return f"{run.group}/{run.name}"
 
 
-def _path(run: Run) -> str:
+def _path(run: Run | RunSummary) -> str:
     return str(run.path)
 
 

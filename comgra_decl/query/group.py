@@ -2,37 +2,51 @@
 
 from __future__ import annotations
 
+import os
+from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
 import pandas as pd
 
-from comgra_decl.errors import RunNotFoundError, UnknownNameError, did_you_mean, is_one_of, shown
-from comgra_decl.store.location import Location, Remote, Where, location
+from comgra_decl.errors import (
+    StoreError,
+    UnknownNameError,
+    did_you_mean,
+    is_one_of,
+    needed,
+    shown,
+)
+from comgra_decl.store import small_cache
+from comgra_decl.store.location import Location, Where, location
 
-from .compare import compare, differences
+from .compare import Tensor, compare_each, differences_of, unique_names
 from .display import from_viewer
-from .listing import RunSummary, list_runs
-from .overview import overview
+from .index import FILE, Index, Line
+from .listing import RunSummary, below, facts_of, is_run, listed
+from .opening import require_folder
+from .overview import RunRow, overview_of, row_in
 from .run import Run
 from .tables import table_html
+
+_OPEN = 8
+"""Number of runs that a group holds open: the ones last used."""
 
 
 def open_group(path: Where) -> Group:
     """Open all runs below a folder or a location in a bucket.
 
     Raises:
-        RunNotFoundError: the folder does not exist.
+        RunNotFoundError: the folder does not exist, or cannot be read.
         StoreError: the bucket cannot be reached.
     """
     place = location(path)
-    if not isinstance(place, Remote) and not place.is_dir():
-        raise RunNotFoundError(f"folder {str(path)!r} does not exist.")
+    require_folder(place)
     return Group(place)
 
 
 class Group:
-    """The readable runs below a folder, oldest first; each is opened on first access.
+    """The readable runs below a folder, oldest first; each is opened when it is used.
 
     ```python
     for run in open_group("runs/train"):
@@ -42,7 +56,8 @@ class Group:
 
     def __init__(self, path: Location) -> None:
         self.path = path
-        self._opened: dict[Location, Run] = {}
+        self._index = Index(path)
+        self._opened: OrderedDict[Location, Run] = OrderedDict()
         self.runs: list[RunSummary] = []
         self.refresh()
 
@@ -58,7 +73,7 @@ class Group:
 
     def refresh(self) -> bool:
         """Look for new runs; return whether the list has changed."""
-        before, self.runs = self.runs, list_runs(self.path)
+        before, self.runs = self.runs, listed(self._index)
         return before != self.runs
 
     def __len__(self) -> int:
@@ -101,16 +116,8 @@ class Group:
         NaN where a run did not record the step or lacks the tensor; see
         `comgra_decl.query.compare`.
         """
-        return compare(
-            self,
-            node,
-            statistic,
-            role=role,
-            of=of,
-            iteration=iteration,
-            over_batch=over_batch,
-            type=type,
-        )
+        tensor = Tensor(node, role, of, iteration, statistic, over_batch, type)
+        return compare_each(unique_names(self._readable), self._one_by_one(), tensor)
 
     def differences(self) -> pd.DataFrame:
         """Return the settings in which the runs differ: one row per setting, one column per run.
@@ -121,7 +128,7 @@ class Group:
 
         <NA> where a run lacks the setting; see `comgra_decl.query.differences`.
         """
-        return differences(self)
+        return differences_of({name: row.settings for name, row in self._rows().items()})
 
     def overview(self) -> pd.DataFrame:
         """Return a table with one row per run: facts, metrics and changed settings.
@@ -130,9 +137,39 @@ class Group:
             run
             lr_1e-3   finished    200     0.3121     0.3067       0  ...                0.001
 
-        See `comgra_decl.query.overview`.
+        See `comgra_decl.query.overview`. The rows of runs that have ended are computed once and
+        kept in the index of the folder.
         """
-        return overview(self)
+        return overview_of(self._rows())
+
+    def index(self, to: str | os.PathLike[str] | None = None) -> str:
+        """Write the facts of all readable runs to a Parquet file; return where it is.
+
+        One row per run, with the columns of `overview` and "run", its path below the folder. Each
+        setting of the programs is a column "config.NAME" or "argument.NAME", and settings of the
+        spec that differ are "spec.NAME". Lists are JSON. Runs that have not ended are as they are
+        now.
+
+        Args:
+            to: the file; None: the index that lists of the folder use, ".comgra-index.parquet".
+
+        Raises:
+            MissingPackageError: pyarrow is not installed.
+            StoreError: the file cannot be written, or the folder is a run.
+        """
+        where = self.path / FILE if to is None else location(to)
+        if to is None and is_run(self.path):
+            raise StoreError(
+                f"{str(self.path)!r} is a run. Pass the folder that contains the runs, or a file "
+                "to write to."
+            )
+        needed("pyarrow", "parquet")
+        rows = dict(zip([run.path for run in self._readable], self._rows().values(), strict=True))
+        others = {
+            below(self.path, run.path): Line("", (), facts_of(run), rows[run.path])
+            for run in self._readable
+        }
+        return self._index.write(where, others)
 
     @property
     def plot(self) -> Any:
@@ -149,9 +186,27 @@ class Group:
     def _readable(self) -> list[RunSummary]:
         return [run for run in self.runs if run.state not in ("damaged", "unreadable")]
 
+    def _rows(self) -> dict[str, RunRow]:
+        """Return the row of each readable run, by its name."""
+        readable = self._readable
+        with small_cache():
+            rows = [row_in(self._index, run) for run in readable]
+        self._index.save()
+        return dict(zip(unique_names(readable), rows, strict=True))
+
+    def _one_by_one(self) -> Iterator[Run]:
+        """Yield the readable runs, none of which stays open."""
+        for run in self._readable:
+            with small_cache():
+                opened = Run(run.path)
+            yield opened
+
     def _open(self, path: Location) -> Run:
         if path not in self._opened:
             self._opened[path] = Run(path)
+            while len(self._opened) > _OPEN:
+                self._opened.popitem(last=False)
+        self._opened.move_to_end(path)
         return self._opened[path]
 
     def __repr__(self) -> str:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_left
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from comgra_decl.errors import (
     ComgraError,
@@ -24,8 +26,9 @@ from comgra_decl.store import Reader
 from comgra_decl.store.database import database_exists
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
-from comgra_decl.store.remote import databases_within
+from comgra_decl.store.remote import Objects, databases_among
 
+from .index import Index, Line
 from .ranks.heartbeats import heartbeats, stopped_text
 from .ranks.reader import RANKS, JoinedReader, is_rank, open_reader, rank_paths
 
@@ -66,27 +69,50 @@ def list_runs(root: Where) -> list[RunSummary]:
 
     If a run cannot be read, it is listed with the reason. If the folder does not exist, the list is
     empty. In a bucket, all names below the location are listed, with one request per thousand
-    names.
+    names. Runs that have ended are opened once: an index in the folder keeps what was read.
 
     Raises:
         StoreError: the bucket cannot be reached.
     """
-    place = location(root)
-    paths = list(run_folders(place))
+    return listed(Index(location(root)))
+
+
+def listed(index: Index) -> list[RunSummary]:
+    """List the runs below the place of an index, as `list_runs` does, and keep it up to date."""
+    place = index.place
+    index.load()
+    paths = list(run_folders(place, index))
     if isinstance(place, Remote):  # each run takes several consecutive requests
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = list(pool.map(_summary, paths))
+            found = list(pool.map(lambda path: _summary(path, index), paths))
     else:
-        found = [_summary(path) for path in paths]
+        found = [_summary(path, index) for path in paths]
     there = [summary for summary in found if summary is not None]
+    index.keep(below(place, summary.path) for summary in there)
+    index.save()
     return sorted(there, key=lambda run: (run.started or 0.0, str(run.path)))
 
 
-def _summary(path: Location) -> RunSummary | None:
+def below(place: Location, path: Location) -> str:
+    """Return the path of a run below a place, by which an index names it."""
+    if isinstance(place, Remote):
+        assert isinstance(path, Remote)
+        return path.relative_to(place).as_posix()
+    assert isinstance(path, Path)
+    return path.relative_to(place).as_posix()
+
+
+def _summary(path: Location, index: Index) -> RunSummary | None:
+    name = below(index.place, path)
+    line = index.known(name)
+    if line is not None:
+        where = path.absolute()
+        return RunSummary(path, where.parent.name, where.name, **line.summary)
+    before = index.identity(name, ranks := _own_folders(path))
     try:
         reader = open_reader(path)
         head = reader.head
-        return RunSummary(
+        found = RunSummary(
             path=path,
             group=path.absolute().parent.name,
             name=path.absolute().name,
@@ -96,6 +122,9 @@ def _summary(path: Location) -> RunSummary | None:
             started=reader.meta.started,
             error=head.get("error") or _stopped(reader),
         )
+        if before is not None and path != index.place and _is_closed(reader):
+            index.put(name, Line(before, ranks, facts_of(found)))
+        return found
     except RunNotFoundError:
         return None  # currently being created
     except StoreError:  # the bucket cannot be reached, so the state of its runs is unknown
@@ -105,6 +134,27 @@ def _summary(path: Location) -> RunSummary | None:
         return _broken(path, state, str(error))
     except (KeyError, TypeError, ValueError, OSError) as error:
         return _broken(path, "damaged", f"{type(error).__name__}: {error}")
+
+
+def facts_of(summary: RunSummary) -> dict[str, Any]:
+    """Return what an index keeps of a summary: all but the location."""
+    kept = ("state", "records", "last_step", "started", "error")
+    return {field: getattr(summary, field) for field in kept}
+
+
+def _own_folders(path: Location) -> tuple[int, ...]:
+    """Return the ranks of a run that have folders of their own."""
+    folder = path / RANKS
+    if isinstance(folder, Remote) or not folder.is_dir():
+        return ()
+    return tuple(sorted(int(each.name) for each in folder.iterdir() if is_rank(each.name)))
+
+
+def _is_closed(reader: Reader | JoinedReader) -> bool:
+    """Whether a run has ended in all of its processes, so that only a resumption changes it."""
+    if isinstance(reader, JoinedReader):
+        return not reader.missing and all(map(_is_closed, reader.readers.values()))
+    return bool(reader.head["closed"])
 
 
 def _stopped(reader: Reader | JoinedReader) -> str | None:
@@ -121,17 +171,21 @@ def _broken(path: Location, state: str, reason: str) -> RunSummary:
     return RunSummary(path, where.parent.name, where.name, state, 0, None, started, reason)
 
 
-def run_folders(root: Location) -> Iterator[Location]:
+def run_folders(root: Location, index: Index | None = None) -> Iterator[Location]:
     """Yield the run folders at or below `root`, at any depth, upper levels first.
 
     Skips the contents of run folders, hidden folders, links, and folders that cannot be read. A
     bucket has no folders, so all names below `root` are listed there. If a tree is too large to be
     searched completely, a warning is logged once.
+
+    Args:
+        root: where to search.
+        index: an index of `root`; the folders of runs that it knows are not read.
     """
     if isinstance(root, Remote):
-        yield from _run_places(root)
+        yield from _run_places(root, index)
     else:
-        yield from Search(root)
+        yield from Search(root, index)
 
 
 class Search:
@@ -141,8 +195,9 @@ class Search:
         cut: a message with the limit and a remedy if the search was incomplete; otherwise "".
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, index: Index | None = None) -> None:
         self._root = root
+        self._index = index
         self._names = 0
         self.cut = ""
 
@@ -155,6 +210,9 @@ class Search:
                 if depth > _ALWAYS and self._names > _MOST:
                     self._end(depth - 1)
                     return
+                if self._is_known(folder):
+                    yield folder
+                    continue
                 names, inner = _content(folder)
                 self._names += names
                 if inner is None:
@@ -162,6 +220,9 @@ class Search:
                 else:
                     below += inner
             level, depth = below, depth + 1
+
+    def _is_known(self, folder: Path) -> bool:
+        return self._index is not None and bool(self._index.known(below(self._root, folder)))
 
     def _end(self, depth: int) -> None:
         self.cut = (
@@ -171,6 +232,8 @@ class Search:
         if str(self._root.absolute()) not in _logged:
             _logged.add(str(self._root.absolute()))
             _log.warning("there may be more runs in %r: %s", str(self._root), self.cut)
+        if self._index is not None:
+            self._index.cut = self.cut
 
 
 _logged: set[str] = set()  # roots already logged: the viewer searches every second
@@ -192,15 +255,24 @@ def _content(folder: Path) -> tuple[int, list[Path] | None]:
     ]
 
 
-def _run_places(root: Remote) -> Iterator[Remote]:
+def _run_places(root: Remote, index: Index | None) -> Iterator[Remote]:
     if is_run(root):
         yield root
         return
     found: dict[Remote, None] = {}
-    for place in databases_within(root):
+    names = Objects(root).names()
+    for place in databases_among(root, names):
         of_rank = place.parent.name == RANKS and is_rank(place.name)
         found[place.parent.parent if of_rank else place] = None
-    yield from (run for run in found if not any(above in found for above in _above(run)))
+    runs = [run for run in found if not any(above in found for above in _above(run))]
+    if index is not None:
+        index.listed({below(root, run): _names_of(names, below(root, run)) for run in runs})
+    yield from runs
+
+
+def _names_of(names: list[str], run: str) -> list[str]:
+    """Return the names of a run's objects, of all sorted names."""
+    return names[bisect_left(names, f"{run}/") : bisect_left(names, f"{run}0")]  # "0" follows "/"
 
 
 def _above(place: Remote) -> Iterator[Remote]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from pathlib import Path
 
 from comgra_decl.errors import ComgraError, RunNotFoundError, near_paths
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
 
-from .listing import Search, is_run, run_folders
+from .index import Index
+from .listing import RunSummary, is_run, listed
 from .run import Run
 
 
@@ -32,31 +31,32 @@ def open_run(path: Where) -> Run:
         folder = folder.absolute().parent
     if is_run(folder):
         return Run(folder)
-    newest: Run | None = None
+    index = Index(folder)
     failure: ComgraError | None = None
-    search: Iterable[Location] = Search(folder) if isinstance(folder, Path) else run_folders(folder)
-    for candidate in search:
+    for summary in sorted(listed(index), key=_by_age):
         try:
-            run = Run(candidate)
+            return Run(summary.path)
         except ComgraError as error:
             failure = error
-            continue
-        if newest is None or run.started > newest.started:
-            newest = run
-    if newest is None:
-        require_folder(folder)
-        if not isinstance(folder, Remote) and (folder / DATABASE).is_symlink():
-            raise RunNotFoundError(
-                f"{str(folder / DATABASE)!r} is a link, and links are not followed: a run must "
-                "be in its own folder. Pass the folder that the link points to, or copy the run."
-            )
-        if isinstance(search, Search) and search.cut and failure is None:
-            raise RunNotFoundError(f"no run found in {str(folder)!r}: {search.cut}")
-        raise failure or RunNotFoundError(
-            f"there is no run in {str(folder)!r}: neither it nor any folder below it contains a "
-            "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."
+    if failure is not None:
+        raise failure
+    require_folder(folder)
+    if not isinstance(folder, Remote) and (folder / DATABASE).is_symlink():
+        raise RunNotFoundError(
+            f"{str(folder / DATABASE)!r} is a link, and links are not followed: a run must "
+            "be in its own folder. Pass the folder that the link points to, or copy the run."
         )
-    return newest
+    if index.cut:
+        raise RunNotFoundError(f"no run found in {str(folder)!r}: {index.cut}")
+    raise RunNotFoundError(
+        f"there is no run in {str(folder)!r}: neither it nor any folder below it contains a "
+        "'trace.ocdbt'. Pass a run's folder, or the folder that holds the runs."
+    )
+
+
+def _by_age(summary: RunSummary) -> tuple[bool, float]:
+    """Sort readable runs before others, and the newest first."""
+    return summary.state in ("damaged", "unreadable"), -(summary.started or 0.0)
 
 
 def require_folder(folder: Location) -> None:

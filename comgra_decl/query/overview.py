@@ -12,7 +12,9 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import SEVERITIES
 
-from .compare import differing, named, settings_of
+from .compare import differing, settings_of, unique_names
+from .index import Index
+from .listing import RunSummary, below
 from .run import Run
 
 LOSS = "loss"
@@ -107,6 +109,23 @@ def row_of(run: Run) -> RunRow:
     )
 
 
+def row_in(index: Index, summary: RunSummary) -> RunRow:
+    """Return the facts about a run: from an index if it has ended, and else from the run.
+
+    Args:
+        index: the index of a folder that contains the run. The row is added if it is missing.
+        summary: of the run.
+    """
+    name = below(index.place, summary.path)
+    line = index.known(name)
+    if line is not None and line.row is not None:
+        return line.row
+    row = row_of(Run(summary.path))
+    if line is not None:
+        index.put_row(name, line.identity, row)
+    return row
+
+
 def overview(runs: Iterable[Run]) -> pd.DataFrame:
     """Return a table with one row per run: facts, metrics and the settings that differ.
 
@@ -119,9 +138,14 @@ def overview(runs: Iterable[Run]) -> pd.DataFrame:
     `warnings` and `hints` (<NA> if no rule has checked the run), `version.*`, and each setting in
     which the runs differ. Missing values are NaN or <NA>.
     """
-    rows = {name: row_of(run) for name, run in named(list(runs))}
+    known = list(runs)
+    return overview_of(dict(zip(unique_names(known), map(row_of, known), strict=True)))
+
+
+def overview_of(rows: Mapping[str, RunRow]) -> pd.DataFrame:
+    """Return the same table for runs whose rows are known."""
     changed = differing({name: row.settings for name, row in rows.items()})
-    lines = [_line(row, changed) for row in rows.values()]
+    lines = [line_of(row, changed, missing=pd.NA) for row in rows.values()]
     table = pd.DataFrame(lines, index=pd.Index(list(rows), name="run"))
     for name in ("errors", "warnings", "hints"):
         if name in table:
@@ -203,7 +227,14 @@ def _lowest(values: NDArray[np.float64]) -> float:
     return float(finite.min()) if len(finite) else float("nan")
 
 
-def _line(row: RunRow, changed: Iterable[str]) -> dict[str, Any]:
+def line_of(row: RunRow, changed: Iterable[str], *, missing: object) -> dict[str, Any]:
+    """Return a row as one line of a table.
+
+    Args:
+        row: the facts about a run.
+        changed: names of the settings to include.
+        missing: the value of settings and counts that the run lacks.
+    """
     plain = {name: getattr(row, name) for name in RunRow.__dataclass_fields__}
     line: dict[str, Any] = {
         name: plain[name] for name in ("group", "state", "steps", "records", "started", "duration")
@@ -212,7 +243,7 @@ def _line(row: RunRow, changed: Iterable[str]) -> dict[str, Any]:
     line |= {f"best.{name}": value for name, value in row.best.items()}
     counts: Mapping[str, int] | None = row.findings
     for name in SEVERITIES:
-        line[f"{name}s"] = pd.NA if counts is None else counts.get(name, 0)
+        line[f"{name}s"] = missing if counts is None else counts.get(name, 0)
     line |= {name: plain[name] for name in ("commit", "branch", "dirty", "seed", "command")}
     line |= {f"version.{name}": text for name, text in row.versions.items()}
-    return line | {name: row.settings.get(name, pd.NA) for name in changed}
+    return line | {name: row.settings.get(name, missing) for name in changed}

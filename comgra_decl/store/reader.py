@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import tensorstore as ts
@@ -32,6 +34,8 @@ _MOST_META = 16 << 20
 """Maximum size, in bytes, of the keys that are read first. Usually, it is about ten thousand
 bytes."""
 
+_SMALL = 8 << 20
+_passing: ContextVar[ts.Context | None] = ContextVar("comgra_decl cache", default=None)
 _context: ts.Context | None = None
 _limit = CACHE_BYTES
 
@@ -47,8 +51,23 @@ def limit_cache(nbytes: int) -> None:
         _context, _limit = None, nbytes
 
 
+@contextmanager
+def small_cache() -> Iterator[None]:
+    """Give runs that are opened in this context a small cache of their own.
+
+    For reading many runs once: they neither fill the shared cache, nor stay in memory in it.
+    """
+    before = _passing.set(new_context(cache_bytes=_SMALL, copy_threads=2))
+    try:
+        yield
+    finally:
+        _passing.reset(before)
+
+
 def _shared_context(*, renew: bool = False) -> ts.Context:
     global _context
+    if (passing := _passing.get()) is not None and not renew:
+        return passing
     if _context is None or renew:
         _context = new_context(cache_bytes=_limit, copy_threads=2)
     return _context

@@ -6,7 +6,7 @@ The endpoint and credentials are read from the environment, as the cloud vendors
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -214,9 +214,14 @@ class Objects:
 
 def databases_within(place: Remote) -> list[Remote]:
     """Return all database locations at or below a location, by listing all names."""
+    return databases_among(place, Objects(place).names())
+
+
+def databases_among(place: Remote, names: Iterable[str]) -> list[Remote]:
+    """Return all database locations at or below a location, given the names of all its objects."""
     mark = f"{DATABASE}/manifest.ocdbt"
-    names = [name for name in Objects(place).names() if f"/{name}".endswith(f"/{mark}")]
-    return [place / name.removesuffix(mark) for name in names]
+    found = [name for name in names if f"/{name}".endswith(f"/{mark}")]
+    return [place / name.removesuffix(mark) for name in found]
 
 
 def written_bytes() -> int:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
+from weakref import WeakMethod
 
 import numpy as np
 import tensorstore as ts
@@ -69,7 +70,7 @@ class View:
         self._head_sessions = head.get("sessions", [])
         self._documents: Mapping[str, int] = head["documents"]
         self._handles: dict[str, ts.TensorStore] = {}
-        self._facts = lru_cache(maxsize=64)(self._read_facts)
+        self._facts = lru_cache(maxsize=64)(_of_weak(self._read_facts))
         self._salvage = self._new_salvage()
         self._looked = False
 
@@ -477,7 +478,7 @@ class View:
 
     def _new_salvage(self) -> Salvage:
         tables = self._tables
-        return Salvage(self._read, tables.forms, tables.records, tables.damage)
+        return Salvage(_of_weak(self._read), tables.forms, tables.records, tables.damage)
 
     def _read(self, name: str, *index: int | slice) -> NDArray[Any]:
         with self._db.reading(name):
@@ -510,3 +511,20 @@ def _equal_spans(
 
 def _fill(data: NDArray[Any]) -> float:
     return float("nan") if data.dtype.kind == "f" else 0
+
+
+def _of_weak(method: Callable[..., T]) -> Callable[..., T]:
+    """Return a function that calls a method without keeping its object alive.
+
+    A view that holds its own methods is a cycle, which waits for the garbage collector: whoever
+    reads a thousand runs one by one would have many of them in memory.
+    """
+    weak = WeakMethod(method)
+
+    def call(*arguments: Any) -> T:
+        found = weak()
+        assert found is not None  # only the view itself calls it
+        result: T = found(*arguments)
+        return result
+
+    return call

@@ -36,7 +36,7 @@ RUNS = {
     "compare": ("other",),
     "look": ("afile",),
 }
-ROOTS = ("ls", "view", "mcp")
+ROOTS = ("ls", "view", "mcp", "index")
 OTHERS = ("edit", "harvest", "import")
 """Commands whose arguments are neither, with tests of their own."""
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
@@ -165,6 +165,7 @@ EMPTY = {
     **{f"{command} -m MODULE": (command, "-m", "") for command in SCRIPTS},
     **{f"{command} ROOT": (command, "") for command in ROOTS},
     **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export", "plot")},
+    "index --to": ("index", "{run}", "--to", ""),
     "import LOGS": ("import", "", "target"),
     "import TARGET": ("import", "{run}", ""),
     "check CONTRACT": ("check", "{run}", ""),

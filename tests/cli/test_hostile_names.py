@@ -20,6 +20,7 @@ from tests.support.shortened import combined
 
 COMMANDS = {
     "ls": (["{root}"], ["{root}/nowhere\x1b[2J"]),
+    "index": (["{root}"], ["{root}/nowhere\x1b[2J"], ["{root}", "--to", "{root}/no/\x1b[2J"]),
     "show": (["{run}"], ["{root}/nowhere\x1b[2J"]),
     "diagnose": (["{run}", "--all"], ["{run}", "--rules", "\u202e"]),
     "explain": (["{run}"], ["{root}/nowhere\x1b[2J"]),

@@ -30,6 +30,7 @@ NODES, STEPS, MOST = 2000, 4, 20_000
 
 ABOUT_RUNS = {
     "ls": ["{root}"],
+    "index": ["{root}"],
     "show": ["{root}/g/a"],
     "diagnose": ["{root}/g/a"],
     "compare": ["{root}/g/a", "{root}/g/b"],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from comgra_decl.errors import ComgraError, RunNotFoundError, did_you_mean
-from comgra_decl.query import Location, RunSummary, list_runs, location, open_run
+from comgra_decl.query import Index, Location, RunSummary, listed, location, open_run
 from comgra_decl.viewer.model.library import Library
 from comgra_decl.viewer.model.ranks import rank_in, without_rank
 from comgra_decl.viewer.model.runview import RunView
@@ -55,11 +55,13 @@ class Catalogue:
     Attributes:
         entries: The listed runs, newest first; the same object until its contents change.
         summaries: The listed runs with their current numbers of records, newest first, by name.
+        index: What is known about runs that have ended.
         library: Facts, metrics and series of all runs.
     """
 
     def __init__(self, root: Location) -> None:
         self.root = location(root)
+        self.index = Index(self.root)
         self.entries: tuple[RunEntry, ...] = ()
         self.summaries: dict[str, RunSummary] = {}
         self.problem = ""
@@ -154,7 +156,7 @@ class Catalogue:
 
     def _begin(self) -> Future[list[RunSummary]]:
         self._began = time.monotonic()
-        self._listing = self._lister.submit(list_runs, self.root)
+        self._listing = self._lister.submit(listed, self.index)
         return self._listing
 
     def _take(self, listing: Future[list[RunSummary]]) -> None:

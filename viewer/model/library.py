@@ -22,7 +22,7 @@ from comgra_decl.query import (
     clock_of,
     metrics_of,
     open_run,
-    row_of,
+    row_in,
 )
 from comgra_decl.viewer.model.cache import size_of
 
@@ -186,19 +186,31 @@ class Library:
                 self._reading = ""
                 if not (self._asked or self._due):
                     self._worker = None
-                    return
+                    break
                 wanted = next(iter(self._asked), None)
                 name = self._due.pop(0) if wanted is None else wanted.run
                 self._reading = name if wanted is None else ""
             summary = self._stamp(name)
             if wanted is None and summary is not None:
-                row = _row(summary)
+                row = self._row(summary)
                 with self._lock:
                     self._rows[name] = summary, row
             elif wanted is not None:
                 self._hold(wanted, _Held(summary, _recorded(summary, wanted)))
             with self._lock:
                 self.version += 1
+        self._catalogue.index.save()
+
+    def _row(self, summary: RunSummary) -> RunRow | str:
+        """Return the row of a run, or why it cannot be read."""
+        if summary.error is not None and summary.state in ("damaged", "unreadable"):
+            return summary.error
+        try:
+            return row_in(self._catalogue.index, summary)
+        except Exception as error:  # noqa: BLE001 - the table shows it, and other runs are read
+            if not isinstance(error, ComgraError):
+                _LOG.exception("cannot read %s", summary.path)
+            return str(error) or type(error).__name__
 
     def _hold(self, wanted: Wanted, new: _Held) -> None:
         with self._lock:
@@ -219,18 +231,6 @@ class Library:
         old = self._held.pop(wanted, None)
         self._used.pop(wanted, None)
         self._size -= 0 if old is None else old.size
-
-
-def _row(summary: RunSummary) -> RunRow | str:
-    """Return the row of a run, or why it cannot be read."""
-    if summary.error is not None and summary.state in ("damaged", "unreadable"):
-        return summary.error
-    try:
-        return row_of(open_run(summary.path))
-    except Exception as error:  # noqa: BLE001 - the table shows it, and other runs are read
-        if not isinstance(error, ComgraError):
-            _LOG.exception("cannot read %s", summary.path)
-        return str(error) or type(error).__name__
 
 
 _NO_CLOCK = Clock(np.empty(0, np.int64), np.empty(0), np.empty(0))

@@ -1,0 +1,304 @@
+"""Runs that have ended are opened once: an index knows them, and never says anything untrue."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from comgra_decl.errors import StoreError
+from comgra_decl.query import Index, RunSummary, list_runs, listed, open_group, open_run, overview
+from comgra_decl.query import listing as listing_module
+from comgra_decl.query.index import FILE
+from comgra_decl.query.ranks import reader
+from comgra_decl.store import RunWriter
+from comgra_decl.store.appending import append_to
+from tests.query.test_listing import write
+from tests.store.truth import Truth, meta_of
+from tests.support.fake_run import FakeRun
+
+MANY = 25  # more than the number of lines from which an index is written
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for number in range(MANY):
+        write(tmp_path / "runs" / f"group {number % 3}" / f"run {number}", started=100.0 + number)
+    return tmp_path / "runs"
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the runs that a list opens."""
+    names: list[str] = []
+    real = reader.open_reader
+
+    def counting(path: Any, *rest: Any) -> Any:
+        names.append(path.name)
+        return real(path, *rest)
+
+    monkeypatch.setattr(listing_module, "open_reader", counting)
+    return names
+
+
+def without_index(root: Path) -> list[RunSummary]:
+    """Return the list of runs in a copy of the folder that has no index."""
+    stored = root / FILE
+    aside = root.parent / "aside"
+    there = os.path.lexists(stored)
+    if there:
+        stored.rename(aside)
+    try:
+        index = Index(root)
+        index.save = lambda **_: None  # type: ignore[method-assign]
+        return listed(index)
+    finally:
+        if there:
+            aside.rename(stored)
+
+
+def resume(run: Path) -> None:
+    writer, _ = append_to(run, meta_of())
+    writer.close()
+
+
+def test_runs_that_have_ended_are_not_opened_again(root: Path, opened: list[str]) -> None:
+    first = list_runs(root)
+    assert len(opened) == MANY
+    opened.clear()
+    assert list_runs(root) == first  # a new process would begin like this
+    assert opened == []
+    write(root / "group 0" / "new", started=1000.0)
+    resume(root / "group 1" / "run 1")
+    write(root / "group 2" / "live", started=1001.0, close=False)
+    for _ in range(2):
+        opened.clear()
+        assert list_runs(root) == without_index(root)
+    assert {"new", "run 1", "live"} >= {*opened[:3]}
+    opened.clear()
+    assert open_run(root).name == "live"
+    assert "run 2" not in opened
+
+
+def test_a_list_of_known_runs_reads_no_folder_of_a_run(root: Path) -> None:
+    list_runs(root)
+    touched: list[str] = []
+    active = True
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if active and event in ("open", "os.scandir", "os.listdir"):
+            touched.append(str(arguments[0]))
+
+    sys.addaudithook(hook)
+    list_runs(root)
+    active = False
+    below = [path for path in touched if path.startswith(str(root))]
+    assert len(below) <= 1 + 1 + 3  # the index, the root, and the three groups
+    assert not [path for path in below if "run " in path]
+
+
+def actions(root: Path, chance: random.Random) -> Iterator[Callable[[], object]]:
+    """Yield changes to a folder of runs, in a random order."""
+    started = 5000.0
+    while True:
+        runs = [path.parent for path in root.glob("*/*/trace.ocdbt")]
+        one, other = (chance.choice(runs), chance.choice(runs)) if runs else (root / "x", root)
+        started += 1
+        name = root / f"group {chance.randrange(3)}" / f"added {started}"
+        content = bytes(chance.randrange(256) for _ in range(50))
+        stored = root / FILE
+        changes: list[Callable[[], object]] = [
+            partial(write, name, started=started),
+            partial(write, name, started=started, close=False),
+            partial(write, name, started=started, records=0),
+            partial(resume, one),
+            partial(shutil.rmtree, one),
+            partial(shutil.move, one, name),
+            partial(shutil.copytree, one, name),
+            partial(replace_run, one, other),
+            partial((one / "trace.ocdbt" / "manifest.ocdbt").write_bytes, b"garbage"),
+            partial(stored.write_bytes, content),
+            partial(stored.write_bytes, stored.read_bytes()[:-20] if stored.exists() else b""),
+            partial(stored.unlink, missing_ok=True),
+        ]
+        yield chance.choice(changes)
+
+
+def replace_run(one: Path, other: Path) -> None:
+    """Put a copy of another run in the place of a run."""
+    if one != other:
+        shutil.rmtree(one)
+        shutil.copytree(other, one)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_list_with_an_index_is_the_list_without(root: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    kept, steps = Index(root), actions(root, chance)
+    for _ in range(12):
+        for _ in range(chance.randrange(1, 4)):
+            next(steps)()
+        expected = without_index(root)
+        kept.save(least=0)
+        assert listed(kept) == expected
+        assert list_runs(root) == expected
+
+
+def test_other_folders_indexes_and_odd_files_change_nothing(root: Path, tmp_path: Path) -> None:
+    expected = list_runs(root)
+    other = tmp_path / "other"
+    for number in range(MANY):
+        write(other / f"group {number % 3}" / f"run {number}", started=9.0, records=1)
+    list_runs(other)
+    stored = root / FILE
+    shutil.copy(other / FILE, stored)
+    assert list_runs(root) == expected
+    makes: list[Callable[[], object]] = [
+        partial(stored.symlink_to, other / FILE),
+        partial(os.mkfifo, stored),
+        stored.mkdir,
+    ]
+    for make in makes:
+        if stored.is_dir():
+            stored.rmdir()
+        stored.unlink(missing_ok=True)
+        make()
+        assert list_runs(root) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"state":"finished"', '"state":"<b>"'),
+        ('"records":2', '"records":"many"'),
+        ('"row":null', '"row":{"name":1}'),
+        ('"ranks":[]', '"ranks":["../../etc"]'),
+        ('"started":', '"start":'),
+    ],
+)
+def test_lines_that_no_index_has_are_not_used(root: Path, before: str, after: str) -> None:
+    pyarrow: Any = pytest.importorskip("pyarrow")
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    expected = list_runs(root)
+    table = parquet.read_table(root / FILE)
+    kept = [text.replace(before, after) for text in table.column("_kept").to_pylist()]
+    assert kept != table.column("_kept").to_pylist()
+    place = table.schema.get_field_index("_kept")
+    parquet.write_table(table.set_column(place, "_kept", pyarrow.array(kept)), root / FILE)
+    assert list_runs(root) == expected
+
+
+def test_without_pyarrow_or_a_writable_folder_lists_are_the_same(
+    root: Path, monkeypatch: pytest.MonkeyPatch, opened: list[str]
+) -> None:
+    expected = without_index(root)
+
+    def refuse(*_: Any) -> None:
+        raise PermissionError("read-only")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", refuse)
+        assert list_runs(root) == expected
+    assert not [path for path in root.iterdir() if path.name.startswith(FILE)]
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow", None)
+        group = open_group(root)
+        assert group.runs == expected
+        opened.clear()
+        assert group.refresh() is False
+        assert opened == []  # what is in memory needs no file
+    assert not (root / FILE).exists()
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    for number in range(MANY):
+        config = {"optimizer": {"lr": 10.0**-number}, "data": [1, number], "only": {str(number): 1}}
+        fake = FakeRun(tmp_path / "runs" / "g" / f"run {number}", nodes=["head"], config=config)
+        fake.write(2 + number % 4)
+        fake.close()
+    return tmp_path / "runs"
+
+
+def test_an_overview_from_the_index_is_that_of_the_runs(trained: Path) -> None:
+    expected = overview(open_run(run.path) for run in list_runs(trained))
+    for _ in range(2):  # computed, and then read from the file
+        pd.testing.assert_frame_equal(open_group(trained).overview(), expected)
+    group = open_group(trained)
+    differences: Any = group.differences()
+    assert differences.loc["config.optimizer.lr"].tolist() == [10.0**-n for n in range(MANY)]
+
+
+def test_the_file_is_a_table_for_other_tools(trained: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    polars = pytest.importorskip("polars")
+    expected = open_group(trained).overview()
+    file = str(trained / FILE)
+    table = polars.read_parquet(file)
+    assert table["name"].to_list() == expected.index.tolist()
+    assert table["run"].to_list() == [f"g/{name}" for name in expected.index]
+    for name in ("steps", "records", "last.loss", "best.loss", "config.optimizer.lr", "command"):
+        assert table[name].to_list() == expected[name].tolist(), name
+    assert table["config.data"].to_list() == [f"[1, {n}]" for n in range(MANY)]
+    best = duckdb.sql(
+        f"""SELECT name FROM '{file}' WHERE "config.optimizer.lr" < 0.01 """
+        'ORDER BY "best.loss" LIMIT 3'
+    ).fetchall()
+    small = expected[expected["config.optimizer.lr"] < 0.01].sort_values(["best.loss", "started"])
+    assert [name for (name,) in best] == small.index[:3].tolist()
+
+
+def test_a_table_that_was_asked_for_has_all_readable_runs(trained: Path, tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    live = FakeRun(trained / "g" / "live", nodes=["head"])
+    live.write(3)
+    group = open_group(trained)
+    where = group.index(tmp_path / "all.parquet")
+    table = polars.read_parquet(where)
+    assert table["name"].to_list() == group.overview().index.tolist()
+    states = dict(zip(table["name"], table["state"], strict=True))
+    assert states["live"] == "live"
+    live.write(2)
+    live.close()
+    assert group.index() == str(trained / FILE)
+    assert polars.read_parquet(group.index())["records"].max() >= 5
+    assert [run.state for run in list_runs(trained) if run.name == "live"] == ["finished"]
+
+
+def test_an_index_is_written_into_no_run(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", started=1.0)
+    index = Index(run)
+    listed(index)
+    index.save(least=0)
+    with pytest.raises(StoreError, match="Pass the folder that contains the runs"):
+        open_group(run).index()
+    assert [path.name for path in run.iterdir()] == ["trace.ocdbt"]
+
+
+def test_ended_runs_of_several_ranks_are_known_until_a_rank_appears(
+    tmp_path: Path, opened: list[str]
+) -> None:
+    run = tmp_path / "runs" / "job"
+    for rank, path in ((0, run), (1, run / "ranks" / "1")):
+        facts = {"run": "x", "world_size": 2, "recorded": [0, 1], "rank": rank}
+        truth = Truth(meta=meta_of(started=1.0, facts={"ranks": facts}))
+        writer = RunWriter.create(path, truth.meta)
+        writer.commit([truth.batch(2, [0])])
+        writer.close()
+    index = Index(tmp_path / "runs")
+    (before,) = listed(index)
+    assert before.state == "finished"
+    opened.clear()
+    assert listed(index) == [before]
+    assert opened == []
+    resume(run / "ranks" / "1")
+    assert [one.state for one in listed(index)] == ["finished"]
+    assert opened == ["job"]
