@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -27,7 +28,11 @@ from .listing import RunSummary, below, facts_of, is_run, listed
 from .opening import require_folder
 from .overview import RunRow, overview_of, row_in
 from .run import Run
+from .statistics import LEVELS
 from .tables import table_html
+
+if TYPE_CHECKING:
+    import polars as pl
 
 _OPEN = 8
 """Number of runs that a group holds open: the ones last used."""
@@ -142,6 +147,55 @@ class Group:
         """
         return overview_of(self._rows())
 
+    def table(
+        self,
+        *names: str,
+        nodes: str | Sequence[str] = "**",
+        of: str | None = None,
+        over_batch: str = "mean",
+        type: str | None = None,
+    ) -> pl.LazyFrame:
+        """Return statistics of many tensors in all runs as a lazy table of Polars.
+
+        The columns are "run", and those of `Run.table`. Nothing is read before `collect`, and then
+        one run after the other, so that only rows that pass the filters are held in memory. A run
+        that lacks a statistic, the pass or the nodes has no rows.
+
+        Args:
+            names: names of the statistics.
+            nodes: globs over the names of nodes, such as "blocks.**".
+            of: the pass: "forward", "grad", ...; None: all passes.
+            over_batch: "mean", "std" or "abs_max".
+            type: type of execution; None: training.
+
+        Raises:
+            MissingPackageError: polars is not installed; the message names the extra to install.
+        """
+        polars = needed("polars", "queries")
+        plugins = needed("polars.io.plugins", "queries")
+        text, whole = polars.String, polars.Int64
+        schema = {"run": text, "step": whole, "node": text, "role": text, "iteration": whole}
+        schema |= {"pass": text} | dict.fromkeys(names, polars.Float32)
+        options = {"nodes": nodes, "of": of, "over_batch": over_batch, "type": type}
+        runs = list(zip(unique_names(self._readable), self._readable, strict=True))
+
+        def source(
+            columns: list[str] | None, predicate: Any, most: int | None, _batch: int | None
+        ) -> Iterator[Any]:
+            for name, summary in runs:
+                found = _table(summary.path, names, options)
+                content = {"run": [name] * len(found), **{c: found[c].tolist() for c in found}}
+                part = polars.DataFrame(content, schema=schema)
+                part = part if predicate is None else part.filter(predicate)
+                part = part if columns is None else part.select(columns)
+                yield part if most is None else part.head(most)
+                most = None if most is None else most - len(part)
+                if most is not None and most <= 0:
+                    return
+
+        lazy: pl.LazyFrame = plugins.register_io_source(source, schema=schema)
+        return lazy
+
     def index(self, to: str | os.PathLike[str] | None = None) -> str:
         """Write the facts of all readable runs to a Parquet file; return where it is.
 
@@ -215,3 +269,10 @@ class Group:
     def _repr_html_(self) -> str:
         rows = [(r.name, r.state, str(r.records), r.error or "") for r in self.runs]
         return table_html(f"Group {self.name}", ("run", "state", "records", "problem"), rows)
+
+
+def _table(path: Location, names: Sequence[str], options: Mapping[str, Any]) -> pd.DataFrame:
+    """Return statistics of a run; an empty table if it lacks what is wanted."""
+    with small_cache(), suppress(UnknownNameError):
+        return Run(path).table(*names, **options)
+    return pd.DataFrame({name: [] for name in ("step", *LEVELS, *names)})

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.errors import ComgraError, MissingPackageError, StoreError, needed
+from comgra_decl.records import SEVERITIES
 from comgra_decl.store.folder import MANIFEST, read_file
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote
@@ -301,7 +302,7 @@ def encoded(lines: Mapping[str, Line]) -> bytes:
     ordered = dict(sorted(lines.items(), key=lambda each: each[1].summary["started"] or 0.0))
     columns = {"run": pyarrow.array([*ordered], pyarrow.string())}
     for name, values in _columns(ordered).items():
-        columns[name] = _typed(pyarrow, values)
+        columns[name] = _typed(pyarrow, values, whole=name in _WHOLE)
     kept = [_text(line) if line.identity else None for line in ordered.values()]
     columns[_KEPT] = pyarrow.array(kept, pyarrow.string())
     table = pyarrow.table(columns).replace_schema_metadata({"comgra": _FORMAT})
@@ -329,8 +330,14 @@ def _columns(lines: Mapping[str, Line]) -> dict[str, list[Any]]:
     return {name: [each.get(name) for each in flat] for name in names}
 
 
-def _typed(pyarrow: Any, values: list[Any]) -> Any:
+_WHOLE = ("records", "last_step", "steps", *(f"{name}s" for name in SEVERITIES))
+"""Columns of whole numbers, also if all of them are missing."""
+
+
+def _typed(pyarrow: Any, values: list[Any], *, whole: bool) -> Any:
     types = {type(value) for value in values} - {type(None)}
+    if whole and types <= {int}:
+        return pyarrow.array(values, pyarrow.int64())
     if types <= {str} or types == {bool} or types == {int}:
         with suppress(OverflowError, pyarrow.ArrowException):
             return pyarrow.array(values, pyarrow.string() if types <= {str} else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -475,6 +475,34 @@ class Run(RunFacts):
             1          5.671177  1.094518
         """
         return statistics.heat(self._snapshot, statistic, of, over_batch, type)
+
+    def table(
+        self,
+        *names: str,
+        nodes: str | Sequence[str] = "**",
+        of: str | None = None,
+        over_batch: str = "mean",
+        type: str | None = None,
+    ) -> pd.DataFrame:
+        """Return statistics of many tensors, one row per record and tensor.
+
+               step    node    role  iteration     pass        l2
+            0     0   embed  output          0  forward  5.672901
+            1     0    head  output          0  forward  1.180234
+
+        Args:
+            names: names of the statistics.
+            nodes: globs over the names of nodes, such as "blocks.**".
+            of: the pass: "forward", "grad", ...; None: all passes.
+            over_batch: "mean", "std" or "abs_max".
+            type: type of execution; None: training.
+
+        Raises:
+            UnknownNameError: a statistic or the pass does not exist, or no node matches a glob.
+        """
+        return statistics.long(
+            self._snapshot, names, nodes=nodes, of=of, over_batch=over_batch, type_=type
+        )
 
     def to_xarray(
         self,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from comgra_decl.errors import UnknownNameError, is_one_of
+from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.records import SlotInfo
+from comgra_decl.spec.globs import matches
 
 from . import arrays, derived
 from .snapshot import Snapshot, aggregate, named
@@ -31,6 +32,60 @@ def series(
         column = snapshot.column(statistic, over_batch)
         values = snapshot.view.series("agg", slot.id, column)[records]
     return pd.Series(values, index=snapshot.step_index(records), name=statistic)
+
+
+def long(
+    snapshot: Snapshot,
+    names: Sequence[str],
+    *,
+    nodes: str | Sequence[str],
+    of: str | None,
+    over_batch: str,
+    type_: str | None,
+) -> pd.DataFrame:
+    """Return statistics as a table with one row per record and tensor; see `Run.table`."""
+    known, patterns = snapshot.view.slots, [nodes] if isinstance(nodes, str) else [*nodes]
+    passes = list(dict.fromkeys(slot.key.pass_ for slot in known))
+    if of is not None and not is_one_of(of, passes):
+        hint = did_you_mean(of, passes) or "."
+        raise UnknownNameError(f"{shown(of)} is not a pass of this run{hint} It has {passes}.")
+    for pattern in patterns:
+        if not any(matches(pattern, node) for node in snapshot.nodes):
+            hint = did_you_mean(pattern, snapshot.nodes) or "."
+            raise UnknownNameError(f"no node matches {shown(pattern)}{hint} See `run.nodes`.")
+    slots = [
+        slot
+        for slot in known
+        if of in (None, slot.key.pass_) and any(matches(p, slot.key.node) for p in patterns)
+    ]
+    records = snapshot.records(type_)
+    there = _block(snapshot, "nonfinite", slots, "mean")[records]
+    rows, columns = np.nonzero(~np.isnan(there))
+    keys = [slots[i].key for i in range(len(slots))]
+    content: dict[str, Any] = {"step": snapshot.steps[records[rows]]}
+    for name, field in zip(LEVELS, ("node", "role", "iteration", "pass_"), strict=True):
+        values = np.array([getattr(key, field) for key in keys], object)
+        content[name] = values[columns] if len(keys) else values
+    content["iteration"] = content["iteration"].astype(np.int64)
+    for name in names:
+        content[name] = _block(snapshot, name, slots, over_batch)[records][rows, columns]
+    return pd.DataFrame(content)
+
+
+_FEW = 0.25
+"""Share of a run's slots up to which they are read one by one, and not all together."""
+
+
+def _block(
+    snapshot: Snapshot, name: str, slots: Sequence[SlotInfo], over_batch: str
+) -> NDArray[np.float32]:
+    """Return a statistic [records, slots] of some slots in all records."""
+    few = len(slots) <= _FEW * len(snapshot.view.slots)
+    if few and slots and not is_one_of(name, derived.NAMES):
+        column = snapshot.column(name, over_batch)
+        return np.stack([snapshot.view.series("agg", s.id, column) for s in slots], axis=1)
+    ids = np.array([slot.id for slot in slots], np.int64)
+    return arrays.table(snapshot, name, over_batch)[:, ids]
 
 
 def shape_series(snapshot: Snapshot, slot: SlotInfo, type_: str | None) -> pd.Series[Any]:

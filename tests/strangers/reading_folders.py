@@ -82,6 +82,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "slot shapes": lambda: slot().shapes(),
         "heat": lambda: run.heat("std"),
         "to_xarray": lambda: run.to_xarray("std"),
+        "table": lambda: run.table("std"),
         "value": lambda: [run.value(node, step), slot().value(step)],
         "values_of": lambda: run.values_of(0),
         "histogram": lambda: slot().histogram(step),
