@@ -69,7 +69,7 @@ class View:
         """Compares chunks with their checksums; None for format version 2."""
         self._head_sessions = head.get("sessions", [])
         self._documents: Mapping[str, int] = head["documents"]
-        self._handles: dict[str, ts.TensorStore] = {}
+        self._handles: dict[tuple[str, bool], ts.TensorStore] = {}  # by name and whether cached
         self._facts = lru_cache(maxsize=64)(_of_weak(self._read_facts))
         self._salvage = self._new_salvage()
         self._looked = False
@@ -263,6 +263,29 @@ class View:
                 result = np.full((self.n, count, *data.shape[2:]), _fill(data), data.dtype)
             result[records, :upto] = data
         return self._empty(family, (slice(0, count), *inner)) if result is None else result
+
+    def tile(self, column: int, records: slice, slots: slice) -> NDArray[np.float32]:
+        """Return one column of statistics of some slots over some records, [records, slots].
+
+        The chunks of blocks do not stay in the cache: whoever joins many runs reads each once. A
+        row is a chunk with all columns, and stays. NaN before a slot existed.
+        """
+        shape = records.stop - records.start, slots.stop - slots.start
+        result = np.full(shape, np.nan, np.float32)
+        for name, span, width in self._spans("agg", RecordColumn.WIDTH):
+            start, stop = max(span.start, records.start), min(span.stop, records.stop)
+            upto = min(width, slots.stop)
+            if start >= stop or slots.start >= upto:
+                continue
+            index = slice(start, stop), slice(slots.start, upto), column
+            try:
+                data = self._read(name, *index, cached=name.endswith("/row"))
+            except TooLargeError:
+                raise
+            except DamagedRunError:
+                data = np.asarray(self._salvage.read(name, *index))
+            result[start - records.start : stop - records.start, : upto - slots.start] = data
+        return result
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
         """Return all slots over records `first` to `last` - 1; fill values before they existed."""
@@ -480,22 +503,24 @@ class View:
         tables = self._tables
         return Salvage(_of_weak(self._read), tables.forms, tables.records, tables.damage)
 
-    def _read(self, name: str, *index: int | slice) -> NDArray[Any]:
+    def _read(self, name: str, *index: int | slice, cached: bool = True) -> NDArray[Any]:
         with self._db.reading(name):
-            part = self._handle(name)[index]
+            handle = self._handle(name, cached=cached)
+            part = handle[index]
             reserve(math.prod(part.shape) * part.dtype.numpy_dtype.itemsize, self._db.path, name)
             if self.sums is not None:
-                return self.sums.read(self._handle(name), self._tables.forms[name], index)
+                return self.sums.read(handle, self._tables.forms[name], index)
             data: NDArray[Any] = part.read().result()
         return data
 
-    def _handle(self, name: str) -> ts.TensorStore:
-        handle = self._handles.get(name)
+    def _handle(self, name: str, *, cached: bool) -> ts.TensorStore:
+        handle = self._handles.get((name, cached))
         if handle is None:
             form = self._tables.forms.get(name)
             if form is None:
                 raise DamagedRunError(f"{self._db.path}: the array table lacks {name!r}.")
-            handle = self._handles[name] = self._db.array(form, recheck=self._bound)
+            handle = self._db.array(form, recheck=self._bound, cached=cached)
+            self._handles[name, cached] = handle
         return handle
 
 

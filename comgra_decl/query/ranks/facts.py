@@ -216,20 +216,19 @@ def join_samples(
     return joined
 
 
-def join_places(views: Sequence[View], records: Sequence[int], count: int) -> list[int]:
+def join_places(found: Sequence[tuple[Sequence[int], int]], count: int) -> list[int]:
     """Return the indices, in the global batch, of the samples in a record.
 
     Args:
-        views: views of the ranks.
-        records: the record's number on each rank.
+        found: for each rank, the indices of its samples in its own batch, and the batch's size.
         count: samples recorded per rank; missing ones get the index -1.
     """
     places: list[int] = []
     start = 0
-    for number, (view, record) in enumerate(zip(views, records, strict=True)):
+    for number, (own, size) in enumerate(found):
         places += [-1] * (number * count - len(places))
-        places += [start + at for at in view.samples(record)]
-        start += max(0, int(view.records[record, RecordColumn.BATCH_SIZE]))
+        places += [start + at for at in own]
+        start += max(0, size)
     return places
 
 

@@ -10,6 +10,7 @@ from comgra_decl.store import Reader
 from comgra_decl.store.last_seen import last_seen
 
 from .reader import JoinedReader
+from .side_by_side import side_by_side
 
 SILENT = 60.0
 """Seconds without a sign of life after which a rank counts as silent. A process reports its step at
@@ -60,7 +61,8 @@ def heartbeats(reader: Reader | JoinedReader) -> list[Heartbeat]:
     """Return the last sign of life of each rank; of a single process, one with rank 0."""
     now = time.time()
     readers = reader.readers if isinstance(reader, JoinedReader) else {0: reader}
-    return [heartbeat_of(rank, own, now) for rank, own in readers.items()]
+    far = isinstance(reader, JoinedReader) and reader.far
+    return side_by_side(lambda each: heartbeat_of(*each, now), readers.items(), far=far)
 
 
 def first_stopped(found: list[Heartbeat]) -> Heartbeat | None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError
 from comgra_decl.records import SlotInfo, StoredPreview
+from comgra_decl.store.layout import RecordColumn
 from comgra_decl.store.parts import Part
 from comgra_decl.store.view import View
 
@@ -64,13 +65,22 @@ class Member:
         lost = self.view.lost_in(family, slice(0, self.view.n), own, *inner)
         return Reading(data, None if lost is None else lost[self.records])
 
-    def heat(self, column: int) -> Reading:
-        """Return one column of statistics for all slots over all joint records, [n, slots]."""
-        data = self.view.heat("agg", column)[self.records]
-        everything = slice(0, self.view.n), slice(0, len(self.view.slots))
-        lost = self.view.lost_in("agg", *everything, column)
-        gone = None if lost is None else _arranged(lost[self.records], self.ids, 1)
-        return Reading(_arranged(data, self.ids, 1), gone)
+    def tile(self, column: int, records: slice, slots: slice) -> Reading:
+        """Return one column of statistics over some joint records and slots, [records, slots]."""
+        mine, ids = self.records[records], self.ids[slots]
+        there = ids[ids >= 0]
+        rows = slice(int(mine[0]), int(mine[-1]) + 1) if len(mine) else slice(0, 0)
+        own = slice(int(there.min()), int(there.max()) + 1) if len(there) else slice(0, 0)
+        data = self.view.tile(column, rows, own)[mine - rows.start]
+        lost = self.view.lost_in("agg", rows, own, column)
+        ids = np.where(ids < 0, -1, ids - own.start)
+        gone = None if lost is None else _arranged(lost[mine - rows.start], ids, 1)
+        return Reading(_arranged(data, ids, 1), gone)
+
+    def samples(self, record: int) -> tuple[list[int], int]:
+        """Return the places of the recorded samples in the rank's batch, and the batch's size."""
+        own = int(self.records[record])
+        return self.view.samples(own), int(self.view.records[own, RecordColumn.BATCH_SIZE])
 
     def lost(self, family: str, slot: int) -> Lost:
         """Return a mask of the joint records in which a slot was found damaged."""

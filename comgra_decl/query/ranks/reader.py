@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from comgra_decl.store import Reader, RunMeta
 from comgra_decl.store.database import database_exists
 from comgra_decl.store.location import Location, Remote
 from comgra_decl.store.remote import databases_within
+from comgra_decl.store.view import View
 
+from .side_by_side import side_by_side
 from .view import JoinedView
 
 RANKS = "ranks"
@@ -59,9 +61,16 @@ def _rank_places(run: Remote) -> dict[int, Remote]:
         return {int(place.name): place for place in sorted(there)}
     facts = ranks_of(Reader(run)) or {"rank": 0, "recorded": []}
     own = int(facts["rank"])
-    others = {int(rank): run / RANKS / str(rank) for rank in facts["recorded"] if rank != own}
-    found = {rank: place for rank, place in others.items() if database_exists(place)}
-    return dict(sorted({own: run, **found}.items()))
+    return dict(sorted({own: run, **_existing(run, {*facts["recorded"]} - {own})}.items()))
+
+
+def _existing(run: Remote, ranks: Collection[int]) -> dict[int, Remote]:
+    """Return the places of those ranks that have a database."""
+    places = {int(rank): run / RANKS / str(rank) for rank in ranks}
+    found = side_by_side(database_exists, places.values(), far=True)
+    return {
+        rank: place for (rank, place), there in zip(places.items(), found, strict=True) if there
+    }
 
 
 def ranks_of(reader: Reader) -> dict[str, Any] | None:
@@ -70,15 +79,15 @@ def ranks_of(reader: Reader) -> dict[str, Any] | None:
     return facts if isinstance(facts, dict) else None
 
 
-def _refuse_strangers(readers: Mapping[int, Reader]) -> None:
+def _refuse_strangers(readers: Mapping[int, Reader], *, far: bool) -> None:
     """Reject a database in a rank's folder that belongs to another rank or training job.
 
     Raises:
         DamagedRunError: data from two training jobs would be joined.
     """
     known: tuple[Any, Any] | None = None
-    for rank, reader in readers.items() if len(readers) > 1 else ():
-        facts = ranks_of(reader)
+    told = side_by_side(ranks_of, readers.values(), far=far) if len(readers) > 1 else []
+    for (rank, reader), facts in zip(readers.items(), told, strict=False):
         if facts is None:
             if not reader.head["n"]:
                 continue  # its first record may still contain the facts
@@ -124,6 +133,26 @@ def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReade
     return Reader(paths[int(rank)])
 
 
+def _opened(path: Location) -> Reader | None:
+    try:
+        return Reader(path)
+    except RunNotFoundError:  # currently being created
+        return None
+
+
+def _view_of(reader: Reader) -> View:
+    return reader.view
+
+
+def _polled(reader: Reader) -> bool:
+    return reader.poll()
+
+
+def _passed(reader: Reader) -> tuple[int, bool]:
+    """Return how often a database was resumed, and whether it was compacted."""
+    return len(reader.head.get("sessions", ())), bool(reader.head.get("compacted"))
+
+
 class JoinedReader:
     """Reads all ranks of a run together, with the interface of `Reader`. Thread-safe."""
 
@@ -134,6 +163,7 @@ class JoinedReader:
             RunNotFoundError: no rank exists.
         """
         self.path = path
+        self.far = isinstance(path, Remote)
         self._lock = threading.Lock()
         self.readers: dict[int, Reader] = {}
         self._order: dict[SlotKey, int] = {}  # slot numbers never change while the run is open
@@ -143,17 +173,21 @@ class JoinedReader:
             raise RunNotFoundError(f"there is no run in {str(path)!r}.")
 
     def _look(self) -> bool:
-        readers = dict(self.readers)  # other threads may be using the old one
-        for rank, path in rank_paths(self.path).items():
-            if rank not in readers:
-                try:
-                    readers[rank] = Reader(path)
-                except RunNotFoundError:  # currently being created
-                    continue
-        readers = dict(sorted(readers.items()))
-        _refuse_strangers(readers)
-        before, self.readers = list(self.readers), readers
-        return before != list(self.readers)
+        new = {rank: path for rank, path in self._places().items() if rank not in self.readers}
+        opened = zip(new, side_by_side(_opened, new.values(), far=self.far), strict=True)
+        found = {rank: reader for rank, reader in opened if reader is not None}
+        if not found:
+            return False
+        readers = dict(sorted({**self.readers, **found}.items()))  # others may use the old one
+        _refuse_strangers(readers, far=self.far)
+        self.readers = readers
+        return True
+
+    def _places(self) -> Mapping[int, Location]:
+        """Return where ranks are that may not be open yet."""
+        if isinstance(self.path, Remote) and self.readers:  # a request for each
+            return _existing(self.path, self.missing)
+        return rank_paths(self.path)
 
     @property
     def leader(self) -> Reader:
@@ -163,7 +197,7 @@ class JoinedReader:
     @property
     def missing(self) -> list[int]:
         """Ranks that should be recorded but have no data."""
-        facts = [ranks_of(reader) for reader in self.readers.values()]
+        facts = map(ranks_of, self.readers.values())
         recorded = next((f["recorded"] for f in facts if f is not None), ())
         return [int(rank) for rank in recorded if rank not in self.readers]
 
@@ -202,18 +236,28 @@ class JoinedReader:
         """The records as of the last poll."""
         with self._lock:
             if self._view is None:
+                views = side_by_side(_view_of, self.readers.values(), far=self.far)
                 self._view = JoinedView(
-                    {rank: reader.view for rank, reader in self.readers.items()},
+                    dict(zip(self.readers, views, strict=True)),
                     meta=self.meta,
                     order=self._order,
                     complete=not self._waits(),
+                    far=self.far,
                 )
             return self._view
 
     def poll(self) -> bool:
-        """Poll all ranks; return whether anything is new."""
+        """Poll the ranks; return whether anything is new.
+
+        The first rank is always polled, and a rank that has ended only until it has been resumed
+        and compacted as the first one has: what is done to one rank of a job is done to all.
+        """
         with self._lock:
-            news = [reader.poll() for reader in self.readers.values()]
+            news = [self.leader.poll()]
+            wanted = _passed(self.leader)
+            others = [reader for reader in self.readers.values() if reader is not self.leader]
+            due = [r for r in others if not r.head["closed"] or _passed(r) != wanted]
+            news += side_by_side(_polled, due, far=self.far)
             changed = self._look() or any(news)
             waited = self._view is not None and not self._view.complete
             if changed or (waited and not self._waits()):

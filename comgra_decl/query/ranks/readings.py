@@ -47,13 +47,14 @@ class Columns:
 
     def data(self, name: str) -> NDArray[np.float64]:
         """Return the values of a column."""
-        return self._column(name).data.astype(np.float64)
+        return self.reading(name).data.astype(np.float64)
 
     def lost(self, name: str) -> Lost:
         """Return a mask of the values of a column that are missing because they are damaged."""
-        return self._column(name).lost
+        return self.reading(name).lost
 
-    def _column(self, name: str) -> Reading:
+    def reading(self, name: str) -> Reading:
+        """Return a column as it was read."""
         if name not in self._known:
             self._known[name] = self._read(name)
         return self._known[name]

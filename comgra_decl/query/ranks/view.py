@@ -6,9 +6,9 @@ Slots and steps are matched by name and number, never by their position in a dat
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,18 @@ from comgra_decl.store.view import View
 from . import differences, facts, joining
 from .member import Member
 from .readings import Columns, Lost, Reading, stacked
+from .side_by_side import side_by_side
+
+_SLOTS = 64
+"""Slots that are joined together in a heat map: as many as a chunk of a block has."""
+
+_READ, _JOINED = 1 << 20, 1 << 17
+"""Numbers of one column that all ranks together contribute to a tile of a heat map: those that are
+read together, as float32, and those that are joined together, as float64. Some columns are held at
+a time, so that a tile takes up to 30 MB, whatever the number of ranks."""
+
+
+T = TypeVar("T")
 
 
 class JoinedView:
@@ -36,6 +48,7 @@ class JoinedView:
         meta: RunMeta,
         order: dict[SlotKey, int],
         complete: bool,
+        far: bool = False,
     ) -> None:
         """Match slots and records.
 
@@ -44,10 +57,12 @@ class JoinedView:
             meta: metadata of all ranks together.
             order: number of each slot; new slots are appended to it.
             complete: whether all ranks exist; until then there are no records.
+            far: whether the run is in a bucket.
         """
         self.meta = meta
         self.ranks = list(views)
         self.complete = complete
+        self._far = far
         self._leader = next(iter(views.values()))
         by_key = [{slot.key: slot for slot in view.slots} for view in views.values()]
         for known in by_key:
@@ -159,15 +174,14 @@ class JoinedView:
 
     def look_for_damage(self) -> None:
         """Read all documents of all ranks."""
-        for member in self._members:
-            member.view.look_for_damage()
+        self._of_each(lambda member: member.view.look_for_damage())
 
     def document(self, name: str) -> Any:
         """Return the first rank's document; report and findings include those of other ranks.
 
         The post-mortem comes from the rank that failed first.
         """
-        documents = [member.view.document(name) for member in self._members]
+        documents = self._of_each(lambda member: member.view.document(name))
         if name == "post_mortem":
             failed = [document for document in documents if document is not None]
             return min(failed, key=lambda document: document["time"], default=None)
@@ -186,12 +200,12 @@ class JoinedView:
 
         If a rank has fewer samples than are recorded, the missing ones are -1.
         """
-        views, at = zip(*((m.view, int(m.records[record])) for m in self._members), strict=True)
-        return facts.join_places(views, at, self._count)
+        found = self._of_each(lambda member: member.samples(record))
+        return facts.join_places(found, self._count)
 
     def extra(self, record: int) -> dict[str, Any]:
         """Return the extra facts of a record, with the labels of all samples."""
-        parts = [member.view.extra(int(member.records[record])) for member in self._members]
+        parts = self._of_each(lambda m: m.view.extra(int(m.records[record])))
         return facts.join_extra(parts, self._count)
 
     # -- statistics
@@ -233,10 +247,27 @@ class JoinedView:
         if family != "agg" or len(inner) != 1 or not isinstance(inner[0], (int, np.integer)):
             table = self.rows(family, 0, self.n)
             return table[(slice(None), slice(None), *inner)]
-        if self._joined is None:
-            return np.empty((self.n, 0), np.float32)
-        columns = Columns(lambda name: stacked([m.heat(self._at(name)) for m in self._members]))
-        return self._column(self.meta.columns[int(inner[0])], columns, self._joined, self.slots)
+        name, joined = (
+            self.meta.columns[int(inner[0])],
+            np.empty((self.n, len(self.slots)), np.float32),
+        )
+        for low in range(0, len(self.slots), _SLOTS):
+            slots = slice(low, min(low + _SLOTS, len(self.slots)))
+            one = [[member.slot(s.id) for s in self.slots[slots]] for member in self._members]
+            ranks = joining.Ranks(one)
+            wide = len(self._members) * (slots.stop - slots.start)
+            for records in _spans(0, self.n, max(1, _READ // wide)):
+                read = Columns(partial(self._tile, records=records, slots=slots))
+                for part in _spans(records.start, records.stop, max(1, _JOINED // wide)):
+                    own = slice(part.start - records.start, part.stop - records.start)
+                    columns = Columns(partial(_rows, read, own))
+                    joined[part, slots] = self._column(name, columns, ranks, self.slots[slots])
+        return joined
+
+    def _tile(self, name: str, *, records: slice, slots: slice) -> Reading:
+        """Read a column of some records and slots from all ranks, [ranks, records, slots]."""
+        at = self._at(name)
+        return stacked(self._of_each(lambda m: m.tile(at, records, slots)))
 
     def lost(self, family: str, slot: int) -> Lost:
         """Return a mask of the common records in which a slot is damaged on any rank, or None."""
@@ -253,6 +284,10 @@ class JoinedView:
         return None if lost is None else lost[:, 0]
 
     # -- joining
+
+    def _of_each(self, read: Callable[[Member], T]) -> list[T]:
+        """Return what is read from each rank."""
+        return side_by_side(read, self._members, far=self._far)
 
     def _at(self, name: str) -> int:
         """Return the index of a column; raise KeyError if the run lacks it."""
@@ -274,10 +309,10 @@ class JoinedView:
         Returns:
             The array; for histograms, also a mask [..., slots] of those missing because of damage.
         """
-        statistics = stacked([read(member, "agg") for member in self._members])
+        statistics = stacked(self._of_each(lambda member: read(member, "agg")))
         if family == "agg":
             return self._joined_table(statistics), None
-        own = stacked([read(member, family) for member in self._members])
+        own = stacked(self._of_each(lambda member: read(member, family)))
         slots = self.slots[chosen]
         joints = np.array([joining.how_joined(one) for one in slots], np.int64)
         if family == "hist":
@@ -309,7 +344,8 @@ class JoinedView:
 
         def read(name: str) -> Reading:
             at = self._at(name)
-            return stacked([m.series("agg", slot, at) for m in self._members])[..., None]
+            found = self._of_each(lambda m: m.series("agg", slot, at))
+            return stacked(found)[..., None]
 
         ranks, columns = joining.Ranks([[m.slot(slot)] for m in self._members]), Columns(read)
         one = self.slots[slot : slot + 1]
@@ -394,7 +430,7 @@ class JoinedView:
         return None
 
     def _whole_value(self, record: int, slot: int, joint: joining.Joint) -> NDArray[Any] | None:
-        parts = [member.value(record, slot) for member in self._members]
+        parts = self._of_each(lambda member: member.value(record, slot))
         there = [part for part in parts if part is not None]
         if not there:
             return None
@@ -414,8 +450,8 @@ class JoinedView:
     def value_slots(self, record: int) -> list[int]:
         """Return the slots for which any rank has raw values."""
         found: set[int] = set()
-        for member in self._members:
-            held = member.view.value_slots(int(member.records[record]))
+        held_by = self._of_each(lambda member: member.view.value_slots(int(member.records[record])))
+        for member, held in zip(self._members, held_by, strict=True):
             found.update(np.flatnonzero(np.isin(member.ids, held)).tolist())
         return sorted(found)
 
@@ -430,10 +466,21 @@ class JoinedView:
             return []
 
         def rows(record: int) -> NDArray[Any]:
-            read = stacked([member.row("agg", record)[ids] for member in self._members])
+            read = stacked(self._of_each(lambda m: m.row("agg", record)[ids]))
             if read.lost is not None:  # damage is not a difference
                 read.data[read.lost.any(-1)] = np.nan
             return read.data
 
         steps = self.records[:, RecordColumn.STEP].astype(np.int64)
         return differences.differing(copies, steps, rows, self.meta.columns)
+
+
+def _spans(first: int, last: int, most: int) -> Iterator[slice]:
+    """Yield slices of at most `most` records."""
+    for start in range(first, last, most):
+        yield slice(start, min(start + most, last))
+
+
+def _rows(columns: Columns, records: slice, name: str) -> Reading:
+    """Return some records of a column [ranks, records, slots]."""
+    return columns.reading(name)[:, records]
