@@ -182,8 +182,23 @@ def _has_terminal() -> bool:
 
 def _of_functions(content: Mapping[str, Any]) -> list[str]:
     """Return the problems with the custom functions named in a spec."""
-    reasons = [(where, target, _not_imported(target)) for where, target in _targets(content)]
+    reasons = [(where, target, _not_usable(where, target)) for where, target in _targets(content)]
     return [f"comgra.{where}._target_: {target!r} {why}" for where, target, why in reasons if why]
+
+
+_RAISES = "on_finding.raises"
+
+
+def _not_usable(where: str, target: str) -> str | None:
+    """Return the reason why a place in a spec cannot name something, or None."""
+    reason = _not_imported(target)
+    if reason is not None or where != _RAISES:
+        return reason
+    module, _, name = target.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    if found is None or (isinstance(found, type) and issubclass(found, BaseException)):
+        return None
+    return "is not an exception class"
 
 
 def _targets(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -202,6 +217,7 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         name = "when" if key == "keep" else "by"
         if isinstance(inner, Mapping):
             yield from _each(f"{key}.{name}", inner.get(name))
+    yield _RAISES, _get(content.get("on_finding"), "raises")
     probes = content.get("probes")
     for name, probe in probes.items() if isinstance(probes, Mapping) else ():
         if isinstance(probe, Mapping):

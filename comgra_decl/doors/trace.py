@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.doors.start import finish_session, start_session
 from comgra_decl.record.context import RunContext
+from comgra_decl.record.secrets import masked
 
 if TYPE_CHECKING:
     from comgra_decl.record.session import Session
@@ -24,6 +27,7 @@ def trace(
     group: str | None = None,
     name: str | None = None,
     overrides: Sequence[str] = (),
+    config: Mapping[str, Any] | None = None,
 ) -> Iterator[Session]:
     """Trace everything trained inside the `with` block, or inside a decorated function.
 
@@ -34,6 +38,8 @@ def trace(
             name.
         name: name of the run's own folder; defaults to the current time.
         overrides: changes to the spec, such as "schedule.every=10".
+        config: the program's own settings, such as {"lr": 0.1}, by which runs are compared. Values
+            that JSON cannot hold are stored as text, and those of secret names are masked.
 
     Yields:
         The session; its `path` is the run's folder, or None if nothing is recorded.
@@ -46,7 +52,10 @@ def trace(
     place = {"root": root, "group": group, "name": name}
     resolved = declared(spec, overrides, place=place)
     script = getattr(sys.modules.get("__main__"), "__file__", None)
-    session = start_session(resolved, RunContext.of_script(script))
+    context = RunContext.of_script(script)
+    if config is not None:
+        context = replace(context, config=masked(json.loads(json.dumps(config, default=str))))
+    session = start_session(resolved, context)
     try:
         yield session
     except BaseException as error:

@@ -158,7 +158,7 @@ class Session:
         """
         if self._hooks is None or isinstance(error, (SystemExit, GeneratorExit)):
             return
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid or self._was_stopped(error):
             return
         try:
             from comgra_decl.record.crash.post_mortem import post_mortem
@@ -169,6 +169,15 @@ class Session:
                 self._keeper.keep_ring("the program failed")
         except Exception as own:  # noqa: BLE001  (must not hide the program's error)
             _log.error("the error that ended the program could not be examined", exc_info=own)
+
+    def _was_stopped(self, error: BaseException | None) -> bool:
+        """Whether an error, or one from which it follows, is that with which a finding stops."""
+        raised = None if self._actions is None else self._actions.raised
+        for _ in range(_CHAIN):
+            if error is None or error is raised:
+                break
+            error = error.__cause__ or error.__context__
+        return raised is not None and error is raised
 
     def _finish_at_exit(self) -> None:
         """Finish when Python exits, possibly because of an unhandled error."""
@@ -494,6 +503,7 @@ class Session:
             self._spec.on_finding,
             run=str(self.path),
             note=self._note,
+            raises=_raised_by(self._spec),
             interrupt=None if self._breakpoint is None else self._breakpoint.request,
             loud=loud,
         )
@@ -642,6 +652,23 @@ class Session:
         if isinstance(database, Path) and not (database / MANIFEST).exists():
             return f"there is no run in {self.path}"
         return f"everything {what} so far is kept in {self.path}"
+
+
+_CHAIN = 20
+"""Longest chain of exceptions, each raised while the one before it was handled, that is followed.
+"""
+
+
+def _raised_by(spec: Spec) -> type[BaseException]:
+    """Return the exception class with which a finding stops the program."""
+    declared = spec.on_finding.raises
+    if declared is None:
+        return SystemExit
+    from comgra_decl.hooks.probing.samples import imported
+
+    found = imported(declared.target)
+    assert isinstance(found, type) and issubclass(found, BaseException)  # noqa: PT018  (checked)
+    return found
 
 
 def _reads_all_gradients(spec: Spec) -> bool:

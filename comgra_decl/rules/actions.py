@@ -30,6 +30,7 @@ class Actions:
         spec: the actions to take.
         run: the run's location, for messages.
         note: adds a note to the run.
+        raises: the exception class with which the program is stopped.
         interrupt: stops the program in a debugger, given the reason; None if unavailable.
         loud: whether findings are logged at their own level instead of DEBUG. With multiple ranks,
             only one is loud, because most problems appear on all ranks.
@@ -42,18 +43,21 @@ class Actions:
         *,
         run: str,
         note: Callable[[Note], None],
+        raises: type[BaseException] = SystemExit,
         interrupt: Callable[[str], None] | None = None,
         loud: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._spec, self._run, self._note, self._loud = spec, run, note, loud
-        self._clock, self._interrupt = clock, interrupt
+        self._clock, self._interrupt, self._raises = clock, interrupt, raises
         self._logged = -math.inf
         self._held_back = 0
         self._messenger = None if spec.notify is None else Messenger(spec.notify)
         self._requests: list[Request] = []
         self.reason: str | None = None
         """Why the program must stop; None if it may continue."""
+        self.raised: BaseException | None = None
+        """The exception with which the program was stopped last."""
 
     def __call__(self, finding: Finding, explains: Sequence[Finding] = ()) -> None:
         """Act on a new finding.
@@ -134,10 +138,11 @@ class Actions:
     def stop_if_due(self, *_: Any) -> None:
         """Stop the program if a finding requires it; called before an optimizer step."""
         if self.reason is not None:
-            raise SystemExit(
+            self.raised = self._raises(
                 f"comgra: training stopped (comgra.on_finding.stop: {self._spec.stop}) because of "
                 f"{self.reason}\nSee `comgra-decl diagnose {self._run}`."
             )
+            raise self.raised
 
 
 def _interval(finding: Finding) -> str:

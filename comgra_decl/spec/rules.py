@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from comgra_decl.spec.base import Bool, Int, Number, SpecModel
+from comgra_decl.spec.keep import checked_target
 
 Limit = Literal["error", "warning", "hint", "never"]
 """The lowest severity of findings that triggers an action."""
@@ -135,6 +136,13 @@ class NotifySpec(SpecModel):
         return self
 
 
+class ExceptionSpec(SpecModel):
+    """An exception class of the program or of a package."""
+
+    target: Annotated[str, AfterValidator(checked_target)] = Field(alias="_target_")
+    """The class: package.module.class. It is called with a message."""
+
+
 class FindingSpec(SpecModel):
     """Actions to take on findings, each with the lowest severity that triggers it.
 
@@ -155,9 +163,19 @@ class FindingSpec(SpecModel):
     stop: Limit = "never"
     """End the program at its next optimizer step, with the finding as the reason."""
 
+    raises: ExceptionSpec | None = None
+    """What `stop` raises, as in {_target_: optuna.TrialPruned}; null: SystemExit, which ends the
+    program. A sweep goes on with its next job if it handles the exception."""
+
     break_: Limit = Field(default="never", alias="break")
     """Stop in pdb at the next module call. This happens only once, and standard input must be a
     terminal."""
 
     notify: NotifySpec | None = None
     """Send the finding to a webhook, Slack, e-mail or the desktop; null for none."""
+
+    @model_validator(mode="after")
+    def _raises_if_it_stops(self) -> FindingSpec:
+        if self.raises is not None and self.stop == "never":
+            raise ValueError("raises has no effect without stop; add stop: error")
+        return self

@@ -89,7 +89,8 @@ def validate(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[float, f
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="config")
-def main(cfg: DictConfig) -> None:
+def main(cfg: DictConfig) -> float:
+    """Train, and return the last validation loss, which a sweep minimises."""
     torch.set_num_threads(cfg.threads)
     torch.manual_seed(cfg.seed)
     loader, (held_out_images, held_out_labels) = load_data(cfg)
@@ -121,6 +122,7 @@ def main(cfg: DictConfig) -> None:
             "losses": losses.cpu(),
         }
         torch.save(checkpoint, cfg.save)
+    return val_loss
 
 
 if __name__ == "__main__":

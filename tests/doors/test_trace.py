@@ -92,3 +92,14 @@ def test_off_records_nothing(tmp_path: Path) -> None:
     with comgra.trace("off") as session:
         assert session.path is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_settings_of_the_program_are_those_of_the_run(sessions: list[FakeSession]) -> None:
+    config = {"lr": 0.1, "api_key": "abc", "data": Path("here"), "layers": (1, 2)}
+    with comgra.trace("light", config=config):
+        pass
+    with comgra.trace("light"):
+        pass
+    kept, none = (session.context.config for session in sessions)
+    assert kept == {"lr": 0.1, "api_key": "(not saved)", "data": "here", "layers": [1, 2]}
+    assert none is None

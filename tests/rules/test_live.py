@@ -112,6 +112,48 @@ def test_a_finding_ends_the_training_if_the_spec_says_so(tmp_path: Path) -> None
         train(5_000_000)
 
 
+class PrunedError(Exception):
+    """What a sweep knows how to handle."""
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_finding_raises_what_the_spec_names(tmp_path: Path) -> None:
+    declared = {
+        "nodes": NODES,
+        "schedule": EVERY,
+        "store": {"commit_interval": 0},
+        "on_finding": {"stop": "error", "raises": {"_target_": f"{__name__}.PrunedError"}},
+    }
+    ended = pytest.raises(PrunedError, match=r"training stopped .*(silent_broadcasting|nonfinite)")
+    with ended, comgra.trace(declared, root=tmp_path) as session:
+        train(5_000_000)
+    run = comgra.open_run(session.path or "")
+    assert run.state == "finished"
+    assert run.ending is None  # the program was stopped and has not failed
+
+
+@pytest.mark.parametrize(
+    ("raises", "problem"),
+    [
+        (
+            "builtins.print",
+            "on_finding.raises._target_: 'builtins.print' is not an exception class",
+        ),
+        ("builtins.Nowhere", "on_finding.raises._target_: 'builtins.Nowhere'"),
+        ("no.such.Module", "cannot be imported"),
+    ],
+)
+def test_what_is_no_exception_is_refused_before_training(raises: str, problem: str) -> None:
+    declared = {"on_finding": {"stop": "error", "raises": {"_target_": raises}}}
+    with pytest.raises(SpecError, match=problem), comgra.trace(declared):
+        pass
+    with (
+        pytest.raises(SpecError, match="no effect without stop"),
+        comgra.trace({"on_finding": {"raises": {"_target_": "builtins.ValueError"}}}),
+    ):
+        pass
+
+
 @pytest.mark.filterwarnings("ignore:Using a target size")
 def test_findings_are_sent_where_the_spec_says(tmp_path: Path) -> None:
     got: list[dict[str, Any]] = []
