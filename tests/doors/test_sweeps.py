@@ -73,7 +73,8 @@ def test_a_finding_ends_a_job_of_an_optuna_sweep_and_not_the_sweep(digits: Path)
     )
     tried = group.differences().loc["config.lr"]
     assert set(tried) == {0.002, 1000}
-    for lr, run in zip(tried, group.overview().itertuples(), strict=True):
+    rows: Any = group.overview().itertuples()
+    for lr, run in zip(tried, rows, strict=True):
         assert run.state == "finished"
         assert (run.steps < 1500) == (run.errors > 0) == (lr == 1000)
 
