@@ -66,6 +66,8 @@ class TraceCallback(Callback):
     ) -> None:
         self._recording = Recording(spec, root=root, group=group, name=name, overrides=overrides)
         self._stages = frozenset(stages)
+        self._before: dict[str, float] = {}  # the metrics when the validation in progress began
+        self._validated: set[str] = set()  # metrics that validations log
 
     @property
     def path(self) -> Location | None:
@@ -96,6 +98,7 @@ class TraceCallback(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tag the evaluation as a sanity check or a validation."""
         self._tag("sanity_check" if trainer.sanity_checking else "validation")
+        self._before = _numbers(trainer)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tag the evaluation as a test."""
@@ -107,16 +110,25 @@ class TraceCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Record the validation metrics."""
+        found = _numbers(trainer)
+        changed = {name for name, value in found.items() if value != self._before.get(name)}
+        self._validated |= changed
         if not trainer.sanity_checking:
-            self._recording.log(trainer.callback_metrics)
+            self._recording.log({name: found[name] for name in found if name in self._validated})
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Record the epoch's metrics."""
-        self._recording.log(trainer.callback_metrics)
+        """Record the epoch's metrics, without those of the validation, which are recorded."""
+        found = _numbers(trainer)
+        self._recording.log({name: found[name] for name in found if name not in self._validated})
 
     def _tag(self, name: str) -> None:
         if self._recording.open:
             tag(name)
+
+
+def _numbers(trainer: Trainer) -> dict[str, float]:
+    """Return what the module has logged; Lightning keeps each value until it is logged again."""
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 class TraceLogger(Logger):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -173,6 +174,10 @@ def test_what_a_module_logs_becomes_metrics(tmp_path: Path) -> None:
         assert told["step"].tolist() == wanted["step"].tolist()
         assert told["value"].tolist() == pytest.approx(wanted[name].tolist(), rel=1e-6)
     assert "late" not in set(table["name"])
+    ends: Any = truth.groupby("epoch").last()  # what the callback stores, once per epoch
+    for name in ("train_loss", "val_loss"):
+        stored = table.loc[table["name"] == f"trainer/{name}", "value"]
+        assert stored.tolist() == pytest.approx(ends[name].tolist(), rel=1e-6)
     assert [*(tmp_path / "comgra").glob("*/checkpoints/*.ckpt")]
 
 

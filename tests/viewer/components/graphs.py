@@ -55,11 +55,11 @@ def settled(page: Any, locator: Any) -> dict[str, float]:
     for _ in range(100):
         box = locator.bounding_box()
         same = same + 1 if box == last else 0
-        if same == 3:
-            break
+        if box is not None and same == 3:
+            return dict(box)
         last = box
         page.wait_for_timeout(40)
-    return dict(locator.bounding_box())
+    pytest.fail(f"it still moves: {last}")
 
 
 def in_view(page: Any, locator: Any) -> bool:
