@@ -1,0 +1,237 @@
+"""`python -m benchmarks.fleet`: what many runs and many ranks cost to read, and how it grows.
+
+Each operation runs in a process of its own, after the same imports. Files are counted in a second
+process, with strace (`apt-get install strace`): opened files and folders, but no stats.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import machine_facts
+from benchmarks.store.data import Size, batches, meta
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+GROUPS, RANKS = (10, 100, 1_000), (1, 4, 16, 64)
+_OF_GROUP, _OF_RANK = Size(64, 20, commit=64), Size(256, 200, commit=64)
+_MARK = "/comgra-mark-"
+
+
+# -- the folders -----------------------------------------------------------------------------------
+
+
+def make_group(root: Path, count: int) -> None:
+    """Write runs that differ in one setting."""
+    from comgra_decl.store import RunWriter
+
+    made = list(batches(_OF_GROUP))
+    for number in range(count):
+        facts = replace(meta(), config={"lr": 10.0 ** -(number % 5)}, started=1e9 + number)
+        writer = RunWriter.create(root / "group" / f"run {number:04}", facts)
+        writer.commit(made)
+        writer.close()
+
+
+def make_ranks(root: Path, count: int) -> None:
+    """Write a run of several ranks."""
+    from comgra_decl.store import RunWriter
+
+    made = list(batches(_OF_RANK))
+    for rank in range(count):
+        ranks = {"run": "x", "world_size": count, "recorded": list(range(count)), "rank": rank}
+        folder = root / "ranks" / str(rank) if rank else root
+        writer = RunWriter.create(folder, replace(meta(), facts={"ranks": ranks}))
+        writer.commit(made)
+        writer.close()
+
+
+# -- in the process that measures ------------------------------------------------------------------
+
+
+class _Stopwatch:
+    """Times operations; marks where each begins, for strace."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, float]] = {}
+        gc.collect()
+        self._start = _memory("VmRSS")
+
+    def __call__(self, name: str, run: Callable[[], Any]) -> Any:
+        Path("/proc/self/clear_refs").write_text("5")  # restarts the peak
+        os.access(f"{_MARK}{name.replace(' ', '_')}", os.F_OK)
+        began = time.perf_counter()
+        result = run()
+        seconds = time.perf_counter() - began
+        os.access(f"{_MARK}end", os.F_OK)
+        self.found[name] = {"seconds": seconds, "peak": _memory("VmHWM") - self._start}
+        return result
+
+
+def _memory(field: str) -> int:
+    """Return a field of the process's memory, in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return int(re.findall(rf"^{field}:\s+(\d+) kB", text, re.MULTILINE)[0]) << 10
+
+
+def measure_group(root: Path) -> dict[str, dict[str, float]]:
+    """Open a group, refresh it, and compare its runs twice."""
+    from comgra_decl.query import open_group
+
+    timed = _Stopwatch()
+    group = timed("open", lambda: open_group(root))
+    timed("refresh", group.refresh)
+    node = group[0].nodes[0]
+    timed("compare", lambda: group.compare(node))
+    timed("compare again", lambda: group.compare(node))
+    timed("overview", group.overview)
+    return timed.found
+
+
+def measure_ranks(root: Path) -> dict[str, dict[str, float]]:
+    """Read a run of several ranks."""
+    from comgra_decl.query import open_run
+
+    timed = _Stopwatch()
+    run = timed("open", lambda: open_run(root))
+    timed("slots", lambda: (run.steps, run.slots))
+    timed("row", lambda: run.row(0))
+    timed("series", lambda: run.slot(run.nodes[0]).series("std"))
+    timed("heat", lambda: run.heat("l2"))
+    timed("poll", run.refresh)
+    return timed.found
+
+
+_MEASURES = {"group": measure_group, "ranks": measure_ranks}
+
+
+# -- in the process that reports -------------------------------------------------------------------
+
+
+def measured(what: str, root: Path) -> dict[str, dict[str, float]]:
+    """Return seconds, peak memory above the start and opened files of each operation."""
+    command = [sys.executable, "-m", "benchmarks.fleet", "--measure", what, str(root)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    if shutil.which("strace"):
+        with tempfile.NamedTemporaryFile("r") as log:
+            traced = ["strace", "-f", "-e", "trace=open,openat,openat2,access,faccessat,faccessat2"]
+            subprocess.run([*traced, "-o", log.name, *command], capture_output=True, check=True)
+            counts = _opened(log.read())
+        for name, each in found.items():
+            each["files"] = counts.get(name.replace(" ", "_"), 0)
+    return found
+
+
+def _opened(log: str) -> dict[str, int]:
+    """Return the number of opened files between the marks of strace's log."""
+    counts: dict[str, int] = {}
+    current = ""
+    for line in log.splitlines():
+        if mark := re.search(rf'"{_MARK}(\w+)"', line):
+            current = "" if mark[1] == "end" else mark[1]
+        elif current and re.match(r"\d+ +open", line) and " = -1 " not in line:
+            counts[current] = counts.get(current, 0) + 1
+    return counts
+
+
+def figures() -> dict[str, Any]:
+    """Take all measurements."""
+    groups, ranks = [], []
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as made:
+        for count in GROUPS:
+            root = Path(made) / f"group {count}"
+            make_group(root, count)
+            first = measured("group", root)["open"]  # writes the index, if there are 20 runs
+            groups.append({"runs": count, "first open": first, **measured("group", root)})
+            print(f"{count} runs", file=sys.stderr)
+        for count in RANKS:
+            root = Path(made) / f"ranks {count}"
+            make_ranks(root, count)
+            ranks.append({"ranks": count, **measured("ranks", root)})
+            print(f"{count} ranks", file=sys.stderr)
+            shutil.rmtree(root)
+    return {
+        "date": date.today().isoformat(),
+        "machine": machine_facts(),
+        "groups": groups,
+        "ranks": ranks,
+    }
+
+
+def tables(found: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
+    machine = found["machine"]
+    how = (
+        f"Measured on {found['date']} on {machine['cores']} cores ({machine['processor']}), load "
+        f"{machine['load_before']} before. Each cell: milliseconds; files and folders opened; peak "
+        "memory in MB above the start of the process."
+    )
+    lines = [
+        how,
+        "",
+        f"A group of runs with {_OF_GROUP.records} records of {_OF_GROUP.slots} tensors:",
+        "",
+    ]
+    lines += _table("runs", found["groups"])
+    lines += [
+        "",
+        f"One run of several ranks, {_OF_RANK.records} records of {_OF_RANK.slots} tensors:",
+    ]
+    return "\n".join([*lines, "", *_table("ranks", found["ranks"])])
+
+
+def _table(kind: str, rows: list[dict[str, Any]]) -> list[str]:
+    names = [name for name in rows[0] if name != kind]
+    lines = [f"| operation | {' | '.join(f'{row[kind]:,} {kind}' for row in rows)} |"]
+    lines.append("|---" * (len(rows) + 1) + "|")
+    for name in names:
+        cells = [
+            f"{1e3 * row[name]['seconds']:,.0f} ms; {row[name].get('files', '?'):,}; "
+            f"{row[name]['peak'] / 2**20:,.0f}"
+            for row in rows
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+_BEGIN, _END = "<!-- measured: python -m benchmarks.fleet --save -->", "<!-- end -->"
+
+
+def main() -> int:
+    """Take the measurements, print them, and store them if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--save", action="store_true", help="store the figures and write the page")
+    parser.add_argument("--measure", nargs=2, metavar=("WHAT", "ROOT"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        what, root = options.measure
+        print(json.dumps(_MEASURES[what](Path(root))))
+        return 0
+    found = figures()
+    text = tables(found)
+    print(text)
+    if options.save:
+        (RESULTS / f"fleet-{found['date']}.json").write_text(json.dumps(found, indent=1) + "\n")
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+        after = rest.partition(_END)[2]
+        PAGE.write_text(f"{before}{_BEGIN}\n\n{text}\n\n{_END}{after}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
