@@ -16,18 +16,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.machine import machine_facts
 from benchmarks.store.data import Size, batches, meta
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
-GROUPS, RANKS = (10, 100, 1_000), (1, 4, 16, 64)
+GROUPS, RANKS = (50, 200, 1_000), (1, 4, 16, 64)
+_MORE_RUNS, _MORE_RANKS = (10_000, 100_000), (1_024, 16_384)
 _OF_GROUP, _OF_RANK = Size(64, 20, commit=64), Size(256, 200, commit=64)
 _MARK = "/comgra-mark-"
 
@@ -208,6 +211,43 @@ def _table(kind: str, rows: list[dict[str, Any]]) -> list[str]:
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
+
+def _fits(kind: str, rows: list[dict[str, Any]], more: Sequence[int]) -> list[str]:
+    """Return what follows for larger sizes from a line through all sizes but the largest."""
+    *fitted, kept_out = rows
+    sizes = [row[kind] for row in fitted]
+    largest = f"{kept_out[kind]:,} {kind}"
+    how = (
+        f"Predicted by `a + b * {kind}`, fitted (least squares of relative errors) to all sizes "
+        f"but the largest. The second column is the measured value at {largest} divided by the "
+        "predicted one."
+    )
+    larger = " | ".join(f"{n:,} {kind}" for n in more)
+    lines = [how, "", f"| operation | measured : predicted | {larger} |"]
+    lines.append("|---" * (len(more) + 2) + "|")
+    for name in (name for name in rows[0] if name != kind):
+        parts: list[list[str]] = []
+        for field, shown in _FIELDS.items():
+            values = [row[name].get(field, float("nan")) for row in fitted]
+            weights = 1 / np.maximum(np.array(values, float), 1e-9)
+            line = np.polynomial.polynomial.polyfit(sizes, values, 1, w=weights)
+            predicted = np.polynomial.polynomial.polyval([kept_out[kind], *more], line)
+            ratio = kept_out[name].get(field, float("nan")) / max(predicted[0], 1e-9)
+            parts.append([f"{ratio:.2f}", *map(shown, predicted[1:])])
+        cells = ["; ".join(each) for each in zip(*parts, strict=True)]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _seconds(value: float) -> str:
+    return f"{1e3 * value:,.0f} ms" if value < 10 else f"{value:,.0f} s"
+
+
+_FIELDS: dict[str, Callable[[float], str]] = {
+    "seconds": _seconds,
+    "files": lambda value: f"{value:,.0f}",
+    "peak": lambda value: f"{value / 2**20:,.0f}",
+}
 
 _BEGIN, _END = "<!-- measured: python -m benchmarks.fleet --save -->", "<!-- end -->"
 
