@@ -7,7 +7,7 @@ remain readable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -23,6 +23,9 @@ Read = Callable[[str, slice], Facts]
 
 LOST = -1.0
 """Step of a record whose facts are lost."""
+
+_AT_ONCE = 16 * RECORDS_CHUNK
+"""Number of records that are read at once, so that a long run is not in memory twice."""
 
 _MOST_LOST = 2000
 """Number of lost records after which reading stops. Checking an entire run would take minutes."""
@@ -46,15 +49,14 @@ class FactsReader:
         self._copies = ((RECORDS_ARRAY, RECORDS_CHUNK), ("kpi/blk", block), ("kpi/row", 1))
         self.damage: list[str] = []
 
-    def facts(self, first: int, last: int) -> list[Facts]:
-        """Return the facts of records [first, last), in parts."""
-        parts, at = [], first
+    def facts(self, first: int, last: int) -> Iterator[Facts]:
+        """Yield the facts of records [first, last), in parts."""
+        at = first
         for level, (_, chunk) in enumerate(self._copies):
             edge = last // chunk * chunk
-            if at < edge:
-                parts += self._whole(level, at, edge)
-                at = edge
-        return parts
+            for start in range(at, edge, _AT_ONCE):
+                yield from self._whole(level, start, min(start + _AT_ONCE, edge))
+            at = max(at, edge)
 
     def _whole(self, level: int, first: int, last: int) -> list[Facts]:
         """Read records in whole chunks of a copy, falling back to other copies where damaged."""

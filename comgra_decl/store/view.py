@@ -20,6 +20,7 @@ from comgra_decl.records import Note, SlotInfo, SlotKey, StoredPreview, Structur
 from .database import Database
 from .documents import check_document
 from .layout import (
+    RECORDS_ARRAY,
     SYSTEM_COLUMNS,
     RecordColumn,
     document_key,
@@ -179,8 +180,16 @@ class View:
         """Read the facts of records that are not yet in the tables; return all facts."""
         known = self._tables.records
         columns = slice(0, SYSTEM_COLUMNS)
-        reader = FactsReader(lambda name, where: self._read(name, where, columns), self._block)
-        new = np.concatenate([known[:0], *reader.facts(len(known), self.n)])
+
+        def read(name: str, where: slice) -> NDArray[np.float64]:
+            # The chunks of `records` are read once, and would fill the cache.
+            return self._read(name, where, columns, cached=name != RECORDS_ARRAY)
+
+        reader, at = FactsReader(read, self._block), 0
+        new = np.empty((self.n - len(known), SYSTEM_COLUMNS))
+        for part in reader.facts(len(known), self.n):
+            new[at : at + len(part)] = part
+            at += len(part)
         try:
             check_records(new, self._tables.names, self.n)
         except ValueError as error:
