@@ -117,9 +117,10 @@ def row_in(index: Index, summary: RunSummary) -> RunRow:
         summary: of the run.
     """
     name = below(index.place, summary.path)
+    known = index.row(name)
+    if known is not None:
+        return known
     line = index.known(name)
-    if line is not None and line.row is not None:
-        return line.row
     row = row_of(Run(summary.path))
     if line is not None:
         index.put_row(name, line.identity, row)

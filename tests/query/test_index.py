@@ -179,7 +179,6 @@ def test_other_folders_indexes_and_odd_files_change_nothing(root: Path, tmp_path
     [
         ('"state":"finished"', '"state":"<b>"'),
         ('"records":2', '"records":"many"'),
-        ('"row":null', '"row":{"name":1}'),
         ('"ranks":[]', '"ranks":["../../etc"]'),
         ('"started":', '"start":'),
     ],
@@ -194,6 +193,17 @@ def test_lines_that_no_index_has_are_not_used(root: Path, before: str, after: st
     place = table.schema.get_field_index("_kept")
     parquet.write_table(table.set_column(place, "_kept", pyarrow.array(kept)), root / FILE)
     assert list_runs(root) == expected
+
+
+def test_a_row_that_no_index_has_is_computed_again(trained: Path) -> None:
+    pyarrow: Any = pytest.importorskip("pyarrow")
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    expected = open_group(trained).overview()
+    table = parquet.read_table(trained / FILE)
+    place = table.schema.get_field_index("_row")
+    odd = ["{", '{"name":1}', "[1]", None, '{"group":"x"}'] * 5
+    parquet.write_table(table.set_column(place, "_row", pyarrow.array(odd)), trained / FILE)
+    pd.testing.assert_frame_equal(open_group(trained).overview(), expected)
 
 
 def test_without_pyarrow_or_a_writable_folder_lists_are_the_same(
