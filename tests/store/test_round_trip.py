@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from comgra_decl.records import SlotKey, StepBatch, Structure
-from comgra_decl.store import Reader, RunWriter
+from comgra_decl.store import Reader, RunWriter, surviving
 from comgra_decl.store.layout import RAW_DTYPES, SYSTEM_COLUMNS
 from tests.store.truth import Truth, meta_of, slot_info
 from tests.support.shortened import shortened
@@ -262,3 +262,32 @@ def test_odd_and_relative_paths_work(
     write(Path(name), truth, truth.batch(2, [0]))
     truth.check(Reader(tmp_path / name).view)
     truth.check(Reader(f"./sub/../{name}").view)
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 64, 8192])
+def test_the_facts_of_records_are_read_in_parts(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surviving, "_AT_ONCE", at_once)
+    truth = Truth()
+    writer = RunWriter.create(tmp_path / "run", truth.meta)
+    reader: Reader | None = None
+    for size in (1, 300, 40):
+        batch = truth.batch(size, [0])
+        writer.commit([batch])
+        truth.keep([batch])
+        reader = reader or Reader(tmp_path / "run")
+        reader.poll()
+        truth.check(reader.view)
+    parts: list[int] = []
+    real = surviving.FactsReader.facts
+
+    def counting(self: Any, first: int, last: int) -> Any:
+        for part in real(self, first, last):
+            parts.append(len(part))
+            yield part
+
+    monkeypatch.setattr(surviving.FactsReader, "facts", counting)
+    truth.check(Reader(tmp_path / "run").view)
+    assert sum(parts) == 341
+    assert max(parts) <= at_once
