@@ -507,8 +507,8 @@ OPTIMIZERS = "optimizers"
 """Fact stored in a record: the optimizers that stepped, in order.
 
 Each is a dict: "class" and "groups", one dict per parameter group with "lr", "weight_decay",
-"initial_lr", "momentum", "betas" (where the optimizer has them and they are numbers) and
-"parameters" (a count).
+"initial_lr", "momentum", "betas", "maximize" (where the optimizer has them and they are numbers)
+and "parameters" (a count).
 """
 
 RESUMED = "resume"

@@ -117,6 +117,7 @@ class Scene:
             such records.
         optimizers: the optimizers whose step is in the newest training record (see
             `records.OPTIMIZERS`).
+        maximizes: whether any record contains a parameter group that is told to maximize.
         rates: the learning rates of these optimizers in all training records so far.
         clipping: whether the gradients that these optimizers use are clipped.
         phases: when the data and the learning rate changed.
@@ -145,6 +146,7 @@ class Scene:
     documents: dict[str, Any] = field(default_factory=dict)
     calls: dict[LossCall, Seen] = field(default_factory=dict)
     optimizers: list[dict[str, Any]] = field(default_factory=list)
+    maximizes: bool = False
     rates: LearningRates = field(default_factory=LearningRates)
     clipping: Clipping = field(default_factory=Clipping)
     phases: Phases = field(default_factory=Phases)
@@ -300,6 +302,10 @@ class Rule(ABC):
     """Whether this rule's findings also explain others if they are only hints. False if a hint
     means that the problem does no harm.
     """
+
+    minimizes: ClassVar[bool] = False
+    """Whether the rule is about the sign of a loss, which it takes for one that is minimized. The
+    rule then checks no run in which an optimizer maximizes (`maximize=True`)."""
 
     Parameters: ClassVar[type[RuleParameters]] = RuleParameters
     """Options with their defaults."""

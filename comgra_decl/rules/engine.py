@@ -158,7 +158,11 @@ class Engine:
             for seen in self._seen:
                 seen.last = step
                 seen.records += 1
-            self.scene.optimizers = facts.get(OPTIMIZERS) or self.scene.optimizers
+            optimizers = facts.get(OPTIMIZERS) or ()
+            self.scene.optimizers = [*optimizers] or self.scene.optimizers
+            self.scene.maximizes |= any(
+                group.get("maximize") for each in optimizers for group in each.get("groups", ())
+            )
             self.scene.rates.add(step, facts.get(OPTIMIZERS) or ())
             if len(self.scene.attentions) < _MOST_CALLS:
                 self.scene.attentions += facts.get(ATTENTIONS) or ()
@@ -226,7 +230,7 @@ class Engine:
         found: list[Finding] = []
         marks: dict[int, tuple[int, str]] = {}
         for rule in self._rules:
-            if rule.name in self._failed:
+            if rule.name in self._failed or self._is_turned_round(rule):
                 continue
             try:
                 found += rule.findings(self.scene)
@@ -238,6 +242,10 @@ class Engine:
         by_name = {rule.name: rule for rule in self._rules}
         found = [by_name[f.rule].narrowed(causes.with_chain(f)) for f in found]
         return best_first(_explained(found, by_name))
+
+    def _is_turned_round(self, rule: Rule) -> bool:
+        """Whether a rule is about the sign of what is minimized, but an optimizer maximizes."""
+        return rule.minimizes and self.scene.maximizes
 
     def readings(self) -> dict[str, Reading]:
         """Return the run's values for the checklist questions, by name."""
@@ -260,10 +268,13 @@ class Engine:
         reasons = dict(self._failed)
         for rule in self._rules:
             if rule.name not in reasons:
-                reason = rule.missing(self.scene)
+                reason = _MAXIMIZES if self._is_turned_round(rule) else rule.missing(self.scene)
                 if reason is not None:
                     reasons[rule.name] = reason
         return [Unchecked(name, reasons[name]) for name in sorted(reasons)]
+
+
+_MAXIMIZES = "an optimizer maximizes (`maximize=True`), and the rule is about the sign of a loss"
 
 
 def _overrides(rule: Rule, method: str) -> bool:

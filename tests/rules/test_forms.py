@@ -51,6 +51,88 @@ def test_advantages_are_compared_with_the_values_of_their_own_step(
     assert ("policy_sign" in found(tmp_path, train)) is wrong
 
 
+def test_actions_that_are_imitated_have_positive_weights(tmp_path: Path) -> None:
+    """Implicit Q-learning: exp(Q - V) disagrees with target - Q."""
+    critic, value, policy = mlp(4, 3), mlp(4, 1), mlp(4, 3)
+    parts = [*critic.parameters(), *value.parameters(), *policy.parameters()]
+    optimizer = torch.optim.Adam(parts, 0.01)
+
+    def train() -> None:
+        for _ in range(8):
+            x, actions = torch.randn(64, 4), torch.randint(0, 3, (64, 1))
+            q, v = critic(x).gather(1, actions)[:, 0], value(x)[:, 0]
+            target = (x @ TEACHER).gather(1, actions)[:, 0]
+            weight = (3 * (q - v).detach()).exp().clamp(max=50)
+            chosen = policy(x).log_softmax(1).gather(1, actions)[:, 0]
+            loss = (q - target).square().mean() + (q.detach() - v).square().mean()
+            loss = loss - (weight * chosen).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert "policy_sign" not in found(tmp_path, train)
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+def test_signs_are_judged_for_losses_that_are_minimized(maximize: bool, tmp_path: Path) -> None:
+    policy, value = mlp(4, 3), mlp(4, 1)
+    ascending = torch.optim.Adam(policy.parameters(), 0.01, maximize=maximize)
+    descending = torch.optim.Adam(value.parameters(), 0.01)
+
+    def train() -> None:
+        for _ in range(8):
+            x = torch.randn(64, 4)
+            with torch.no_grad():
+                actions = Categorical(logits=policy(x)).sample()
+                before = Categorical(logits=policy(x)).log_prob(actions)
+                target = (x @ TEACHER).gather(1, actions[:, None])[:, 0]
+                gain = target - value(x)[:, 0]
+            for _ in range(2):
+                ratio = (Categorical(logits=policy(x)).log_prob(actions) - before).exp()
+                objective = torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+                ascending.zero_grad()
+                objective.backward()
+                ascending.step()
+                error = F.mse_loss(value(x)[:, 0], target)
+                descending.zero_grad()
+                error.backward()
+                descending.step()
+
+    assert bool({*found(tmp_path, train)} & {"policy_sign", "wrong_clipping"}) is not maximize
+
+
+@pytest.mark.parametrize("kind", ["classes", "density"])
+def test_an_objective_that_is_maximized_may_be_negative_and_rise(kind: str, tmp_path: Path) -> None:
+    model = mlp(4, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01, maximize=True)
+
+    def train() -> None:
+        for _ in range(60):
+            x = torch.randn(64, 4)
+            out = model(x)
+            if kind == "classes":
+                objective = -F.cross_entropy(out, (x @ TEACHER).argmax(1))
+            else:
+                scale = F.softplus(out[:, 1]) + 1e-3
+                objective = Normal(out[:, 0], scale).log_prob(x.sum(1) / 4).mean()
+            optimizer.zero_grad()
+            objective.backward()
+            optimizer.step()
+
+    assert not [f for f in found(tmp_path, train).values() if f.severity != "hint"]
+
+
+def test_a_likelihood_with_a_learned_scale_may_be_negative_and_fall(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(64, 4)
+        out = model(x)
+        scale = F.softplus(out[:, 1]).clamp(min=1e-3)
+        error = (x[:, 0].clamp(-0.1, 0.1) * 5 + 0.1 * torch.randn(64) - out[:, 0]) / scale
+        return (0.5 * error.square() + scale.log()).mean()
+
+    assert "negative_loss" not in names(tmp_path, loss, mlp(4, 2), steps=80)
+
+
 @pytest.mark.parametrize("wrong", [True, False])
 def test_actions_that_a_product_with_their_encoding_selects(wrong: bool, tmp_path: Path) -> None:
     value = mlp(4, 1)

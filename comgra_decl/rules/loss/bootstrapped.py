@@ -327,6 +327,7 @@ class ActorSign(Rule):
     """Actors that minimize the value that a critic gives to their actions."""
 
     name = "actor_sign"
+    minimizes = True
     severity = "warning"
     certainty = 0.75
     definition = (

@@ -228,6 +228,7 @@ class NegativeLoss(CurveRule):
     """A loss that is negative although this should be impossible."""
 
     name = "negative_loss"
+    minimizes = True
     severity = "error"
     certainty = 0.85
     definition = (
@@ -236,7 +237,8 @@ class NegativeLoss(CurveRule):
         "`cross_entropy`, `nll_loss` or a binary cross-entropy compares predictions with targets "
         "and, according to the graph, the loss depends on nothing else. "
         "Alternatively, no such function is called, the targets are not integers, nine out of "
-        "ten losses are negative, and the loss keeps falling. A negative loss keeps falling if "
+        "ten losses are negative, and the loss keeps falling. (Likelihoods with a learned scale, "
+        "as in `wrong_log_scale`, may have any sign.) A negative loss keeps falling if "
         "the magnitude of the mean of the last tenth is more than `growth` times that of the "
         "first tenth."
     )
@@ -283,6 +285,8 @@ class NegativeLoss(CurveRule):
         often = count >= max(20, 0.9 * self._losses[type_])
         if self.several or not often or not end < self.parameters.growth * start < 0:
             return None
+        if any(counts.get("against") for counts in (scene.objectives or [[]])[0]):
+            return None  # a likelihood with a learned scale, which may have any sign
         return self.finding(
             scene,
             first_step=first,

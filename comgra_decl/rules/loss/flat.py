@@ -41,6 +41,7 @@ class LossNotFalling(CurveRule):
     """A loss that does not fall."""
 
     name = "loss_not_falling"
+    minimizes = True
     severity = "warning"
     certainty = 0.6
     definition = (

@@ -16,6 +16,7 @@ class WrongLogScale(Rule):
     """Logarithms of scales that enter the loss with the wrong sign."""
 
     name = "wrong_log_scale"
+    minimizes = True
     certainty = 0.75
     definition = (
         "The loss adds a tensor s, possibly negated or times a number, and exp(s) scales other "

@@ -71,6 +71,7 @@ class PolicySign(Rule):
     """Policy gradients that make good actions less likely."""
 
     name = "policy_sign"
+    minimizes = True
     severity = "error"
     certainty = 0.85
     definition = (
@@ -79,7 +80,8 @@ class PolicySign(Rule):
         "advantage become more likely. The rule reports a loss that rises with them. Whether the "
         "factor is an advantage or its negative follows from the values' regression in the same "
         "step: an advantage is return - value, so its correlation with target - prediction is at "
-        "least `agreement`, and three standard errors from zero. Without such a regression, a loss "
+        "least `agreement`, and three standard errors from zero. A loss that falls, with a factor "
+        "that is never negative, imitates actions, and is right. Without such a regression, a loss "
         "that rises with the log-probabilities, while the factor is not mostly negative, is a "
         "hint. Signs and factors are read from autograd's graph in the first records."
     )
@@ -100,7 +102,10 @@ class PolicySign(Rule):
         for term, agreement in compared:
             sign = int(term["sign"])
             wrong, sure = False, agreement is not None
-            if agreement is not None:
+            factor = np.asarray(term["factor"])
+            if sign < 0 and bool((factor >= 0).all()):
+                wrong = False  # weights, such as exp(advantage), with which actions are imitated
+            elif agreement is not None:
                 wrong = min(known) >= self.parameters.agreement
             elif known:
                 continue
@@ -142,6 +147,7 @@ class WrongClipping(FactRule):
     """Clipped objectives that choose the larger gain."""
 
     name = "wrong_clipping"
+    minimizes = True
     certainty = 0.8
     definition = (
         "A loss contains the minimum of two ratios of probabilities times a factor, one of them "
