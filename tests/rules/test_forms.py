@@ -122,6 +122,26 @@ def test_an_objective_that_is_maximized_may_be_negative_and_rise(kind: str, tmp_
     assert not [f for f in found(tmp_path, train).values() if f.severity != "hint"]
 
 
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_learned_number_is_the_same_for_all_samples(alone: bool, tmp_path: Path) -> None:
+    """The average reward of a task without end."""
+    value, average = mlp(4, 1), nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.Adam([*value.parameters(), average], 0.01)
+
+    def train() -> None:
+        for _ in range(30):
+            x = torch.randn(64, 4)
+            reward = x[:, 0].square()
+            values = value(x)[:, 0] * 0 + average if alone else value(x)[:, 0]
+            loss = F.mse_loss(values, reward - average.detach())
+            loss = loss + F.mse_loss(average.expand(64), reward)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert ("input_independence" in found(tmp_path, train)) is alone
+
+
 def test_a_likelihood_with_a_learned_scale_may_be_negative_and_fall(tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         x = torch.randn(64, 4)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from comgra_decl.rules.api import (
+    PREDICTION,
     VARYING,
     Bools,
     Finding,
@@ -49,8 +50,9 @@ class InputIndependence(SlotRule):
         "rule checks the model's predictions, and other tensors that previously varied by more "
         f"than {_VARIED:g}. It ignores tensors that the newest graph connects only with "
         "parameters, as long as others depend on the input (log-determinants of scalings in "
-        "flows). The finding is only a hint if these tensors are compared with no target and their "
-        "models return another output that depends on the input."
+        "flows, a learned number that a loss compares with rewards). The finding is only a hint "
+        "if these tensors are compared with no target and their models return another output that "
+        "depends on the input."
     )
     source = (
         "comgra's README, which announces a check for a falling variance across the batch; "
@@ -143,4 +145,6 @@ def _of_parameters(table: SlotTable, sources: dict[int, list[int]], slot: int) -
                 seen.add(source)
                 waiting.append(source)
     first = [at for at in waiting if at in held or not sources.get(at)]
-    return first != [slot] and held.issuperset(first)
+    if first == [slot]:  # what a loss compares, made by no module: of a parameter in none
+        return table.infos[slot].key.node == PREDICTION
+    return held.issuperset(first)
