@@ -75,6 +75,7 @@ class InputIndependence(SlotRule):
         "zero_derivative",
         "divergence_weight",
         "bounded_answer",
+        "wrong_log_scale",
     )
     explained_by_earlier = ("shrinking_weight",)
     Parameters = IndependentParameters
