@@ -34,6 +34,9 @@ def told(values: Sequence[float]) -> Tape:
         ([1e-6, 1e-6, 1e-6, 9.9], None, -1),  # 1000 times 0.01 is 10
         ([1e-6, 1e-6, 1e-6, 10.1], "error", 3),
         ([-2.0, -1.9, -1.8, -1801.0], "error", 3),
+        ([0.01, 600.0, 0.02] + [500.0, 0.03] * 6, "hint", 1),  # two losses in turn
+        ([0.01, 600.0, 0.02] + [500.0, 600.0] * 6, "error", 1),
+        ([2.3, 1e7, 2.0] + [2.0, 1.0] * 10, "warning", 1),  # a single spike
     ],
 )
 def test_a_thousand_times_the_start_is_an_explosion(

@@ -122,6 +122,31 @@ def test_an_objective_that_is_maximized_may_be_negative_and_rise(kind: str, tmp_
     assert not [f for f in found(tmp_path, train).values() if f.severity != "hint"]
 
 
+def test_a_policy_may_stay_near_the_one_before(tmp_path: Path) -> None:
+    """A penalty on the divergence of two Gaussians takes the place of clipping."""
+    policy, spread = mlp(4, 2), nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.Adam([*policy.parameters(), spread], 0.01)
+
+    def train() -> None:
+        for _ in range(8):
+            x = torch.randn(64, 4)
+            with torch.no_grad():
+                mean, scale = policy(x), spread.exp()
+                actions = Normal(mean, scale).sample()
+                gain = -actions.square().sum(1)
+                gain = (gain - gain.mean()) / gain.std()
+                before = Normal(mean, scale).log_prob(actions).sum(1)
+            new, width = policy(x), spread
+            now = Normal(new, width.exp()).log_prob(actions).sum(1)
+            apart = 0.5 * ((2 * width).exp() + (new - mean).square() - 1 - 2 * width).sum(1)
+            loss = (-(now - before).exp() * gain + 0.5 * apart).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert "deterministic_posterior" not in found(tmp_path, train)
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_a_learned_number_is_the_same_for_all_samples(alone: bool, tmp_path: Path) -> None:
     """The average reward of a task without end."""

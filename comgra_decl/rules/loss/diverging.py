@@ -30,6 +30,8 @@ from comgra_decl.rules.api import (
 _GROWN = 2.0  # factor; if targets grow by more than this, their loss grows as well
 _STARTS = 3  # number of losses considered as the start
 _LEAST_START = 1e-2  # replaces smaller initial losses as the reference for later losses
+# Times the initial loss; share of the losses after an explosion, and how many of them it takes.
+_SMALL, _OFTEN, _MANY = 10.0, 0.2, 10
 
 
 class DivergingParameters(RuleParameters):
@@ -62,7 +64,11 @@ class LossDiverges(CurveRule):
         "that is not finite. In addition, it reports a loss that exceeds `explosion` times the "
         f"smallest of the first {_STARTS} losses (or times {_LEAST_START:g}, if that is larger). "
         "The latter finding is only a warning if the last loss is no higher than the first one, "
-        "and only a hint if the targets grow (as values do in reinforcement learning) to more than "
+        "only a hint if large and small losses alternate (at least "
+        f"{_OFTEN:.0%} of {_MANY} or more later losses are as large, and as many at most "
+        f"{_SMALL:g} times the initial one, as where steps of an actor and of a critic "
+        "alternate), and only a hint if the targets grow (as values do in reinforcement learning) "
+        "to more than "
         f"{_GROWN:g} times their initial magnitude. A loss that keeps rising is only a hint in the "
         "same case. It is also only a hint if inputs or targets change after the lowest tenth (as "
         "in a curriculum), if a step has several losses (as in adversarial training), if no known "
@@ -95,6 +101,7 @@ class LossDiverges(CurveRule):
     _nonfinite: dict[str, int] = per_run(dict)
     _start: dict[str, list[float]] = per_run(dict)
     _top: dict[str, tuple[int, float]] = per_run(dict)  # first step of an explosion, highest loss
+    _later: dict[str, list[int]] = per_run(dict)  # after an explosion: losses, small, large ones
     _last: dict[str, float] = per_run(dict)
     _targets: dict[int, tuple[float, float]] = per_run(
         dict
@@ -153,7 +160,13 @@ class LossDiverges(CurveRule):
             self._last[type_] = value
             if len(start) < _STARTS:
                 start.append(value)
-            if value > self.parameters.explosion * max(min(start), _LEAST_START):
+            usual = max(min(start), _LEAST_START)
+            if type_ in self._top:
+                later = self._later.setdefault(type_, [0, 0, 0])
+                later[0] += 1
+                later[1] += value <= _SMALL * usual
+                later[2] += value > self.parameters.explosion * usual
+            if value > self.parameters.explosion * usual:
                 first, highest = self._top.get(type_, (step, 0.0))
                 self._top[type_] = first, max(highest, value)
 
@@ -162,19 +175,22 @@ class LossDiverges(CurveRule):
             return None
         (step, highest), start = self._top[type_], self._start[type_][0]
         recovered = self._last[type_] <= start
+        later, *kinds = self._later.get(type_, [0, 0, 0])
         return self.finding(
             scene,
             first_step=step,
             message=f"The loss explodes: it reaches {highest:.4g} "
             f"({highest / max(start, _LEAST_START):.3g} times the first loss), first at step "
             f"{step}.",
-            severity=self._how_bad(recovered=recovered),
+            severity=self._how_bad(
+                recovered=recovered, mixed=later >= _MANY and min(kinds) >= _OFTEN * later
+            ),
             certainty=0.85,
             evidence={"first": start, "highest": highest},
         )
 
-    def _how_bad(self, *, recovered: bool) -> Severity:
-        if self._targets_grow:
+    def _how_bad(self, *, recovered: bool, mixed: bool) -> Severity:
+        if self._targets_grow or mixed:
             return "hint"
         return "warning" if recovered else self.severity
 

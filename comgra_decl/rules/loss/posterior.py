@@ -62,7 +62,8 @@ class DeterministicPosterior(Rule):
     certainty = 0.75
     definition = (
         "A loss contains the divergence of a Gaussian from the standard one, s - exp(s), but "
-        "nothing else uses s, so no sample is drawn with this variance."
+        "nothing else uses s, so no sample is drawn with this variance. Losses with a policy "
+        "gradient are ignored: there, it is the divergence from an earlier policy."
     )
     source = (
         "Kingma and Welling, Auto-Encoding Variational Bayes (2014), section 2.4: the decoder "
@@ -74,7 +75,8 @@ class DeterministicPosterior(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first such posterior."""
-        if not any(term["deterministic"] for term in scene.terms("divergence")):
+        wrong = any(term["deterministic"] for term in scene.terms("divergence"))
+        if not wrong or scene.terms("policy"):
             return []
         return [
             self.finding(
