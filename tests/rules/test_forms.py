@@ -122,6 +122,21 @@ def test_an_objective_that_is_maximized_may_be_negative_and_rise(kind: str, tmp_
     assert not [f for f in found(tmp_path, train).values() if f.severity != "hint"]
 
 
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_cross_entropy_may_be_weighted_by_advantages(wrong: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(64, 4)
+        out = model(x)
+        if wrong:
+            return -F.cross_entropy(out, (x @ TEACHER).argmax(1), reduction="none").mean()
+        actions = Categorical(logits=out.detach()).sample()
+        reward = (x @ TEACHER).gather(1, actions[:, None])[:, 0]
+        gain = (reward - reward.mean()) / reward.std()
+        return (F.cross_entropy(out, actions, reduction="none") * gain).mean()
+
+    assert ("negative_loss" in names(tmp_path, loss, mlp(4, 3), steps=40)) is wrong
+
+
 def test_a_policy_may_stay_near_the_one_before(tmp_path: Path) -> None:
     """A penalty on the divergence of two Gaussians takes the place of clipping."""
     policy, spread = mlp(4, 2), nn.Parameter(torch.zeros(2))

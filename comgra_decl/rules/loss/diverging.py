@@ -282,6 +282,8 @@ class NegativeLoss(CurveRule):
         count, first = self._negative.get(type_, [0, 0])
         if any(call.target.is_integer and call.function not in _NEVER for call in scene.calls):
             return None  # actions of a policy, whose loss can have either sign
+        if any(min(term["factor"]) < 0 for term in scene.terms("policy")):
+            return None  # the same, in a cross-entropy that advantages weight
         if not scene.calls or not all(call.function in _NEVER for call in scene.calls):
             return self._endless(scene, type_, count, first)
         if count < max(3, 0.1 * self._losses[type_]) or has_other_terms(scene):
