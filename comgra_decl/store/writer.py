@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from comgra_decl.errors import ComgraError, StoreError
+from comgra_decl.errors import ComgraError, RunGoneError, StoreError
 from comgra_decl.records import ScalarBatch, StepBatch
 
 from .commit import Commit
@@ -222,6 +222,9 @@ def _make_folder(place: Path) -> None:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
+        if isinstance(error, FileExistsError) and not os.path.lexists(place):
+            text = f"the run's folder {str(place)!r} was removed, moved or unmounted."
+            raise RunGoneError(text) from error  # between two looks of `mkdir`
         kind = TransientStoreError if error.errno in _FULL else StoreError
         raise kind(f"cannot create the run's folder: {error}") from error
 

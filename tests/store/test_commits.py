@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from comgra_decl.errors import StoreError
+from comgra_decl.errors import RunGoneError, StoreError
 from comgra_decl.store import Reader, RunWriter
 from comgra_decl.store.commit import Commit
 from comgra_decl.store.database import Database, TransientStoreError, new_context
@@ -188,6 +188,22 @@ def test_a_folder_removed_while_it_is_written_is_told(tmp_path: Path) -> None:
         finally:
             ended.set()
             thread.join()
+
+
+def test_a_folder_removed_while_it_is_created_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`mkdir` finds a folder and asks whether it is one; in between, it may be removed."""
+
+    def exists(path: Path, **_: Any) -> None:
+        raise FileExistsError(17, "File exists", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", exists)
+    with pytest.raises(RunGoneError, match="was removed, moved or unmounted"):
+        RunWriter.create(tmp_path / "run", Truth().meta)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match="cannot create the run's folder"):
+        RunWriter.create(tmp_path / "file", Truth().meta)
 
 
 def _write_on(run: Path, truth: Truth) -> None:
