@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.doors.start import finish_session, start_session
+from comgra_decl.errors import SpecError
 from comgra_decl.record.context import RunContext
-from comgra_decl.record.secrets import masked
+from comgra_decl.record.secrets import plain
 
 if TYPE_CHECKING:
     from comgra_decl.record.session import Session
@@ -45,7 +45,8 @@ def trace(
         The session; its `path` is the run's folder, or None if nothing is recorded.
 
     Raises:
-        SpecError: the spec is invalid; lists every problem, one per line.
+        SpecError: the spec is invalid; lists every problem, one per line. Or `config` is
+            no mapping.
     """
     from comgra_decl.doors.checked_spec import declared
 
@@ -54,7 +55,13 @@ def trace(
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     context = RunContext.of_script(script)
     if config is not None:
-        context = replace(context, config=masked(json.loads(json.dumps(config, default=str))))
+        given: object = config
+        if not isinstance(given, Mapping):
+            kind = type(given).__name__
+            raise SpecError(
+                [f"config must be a mapping of settings, got {kind}; pass vars(args) for arguments"]
+            )
+        context = replace(context, config=plain(given))
     session = start_session(resolved, context)
     try:
         yield session

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from comgra_decl.annotations import note
 from comgra_decl.errors import MissingPackageError
-from comgra_decl.integrations.recording import log_numbers, saved
+from comgra_decl.integrations.recording import log_numbers
+from comgra_decl.record.secrets import plain
 
 if TYPE_CHECKING:
 
@@ -46,7 +47,7 @@ class TraceTracker(GeneralTracker):
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """Add a note with the configuration; passwords and keys are masked."""
-        note(f"config: {json.dumps(saved(values))}")
+        note(f"config: {json.dumps(plain(values))}")
 
     def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log each number and string; Accelerate's own step is not used."""

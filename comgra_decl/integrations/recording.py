@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import numbers
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from comgra_decl.annotations import kpi
 from comgra_decl.doors.start import finish_session, start_session
 from comgra_decl.record.context import RunContext
-from comgra_decl.record.secrets import masked
+from comgra_decl.record.secrets import plain
 
 if TYPE_CHECKING:
     from comgra_decl.record.session import Session
@@ -62,7 +60,7 @@ class Recording:
         """
         self.end()
         script = getattr(sys.modules.get("__main__"), "__file__", None)
-        context = replace(RunContext.of_script(script), config=saved(config))
+        context = replace(RunContext.of_script(script), config=plain(config))
         self._session = start_session(self._spec, context)
         self.path = self._session.path
 
@@ -94,27 +92,6 @@ def log_numbers(metrics: Mapping[str, Any], *, prefix: str = "") -> None:
     for name, value in metrics.items():
         if _is_number(value):
             kpi("logged/loss" if prefix + name == "loss" else f"{prefix}{name}", value)
-
-
-def saved(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration as plain JSON data, with passwords and keys masked."""
-    plain = masked(_plain(config))
-    assert isinstance(plain, dict)
-    return plain
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return str(value)
-    return value
 
 
 def _is_number(value: Any) -> bool:

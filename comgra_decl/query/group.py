@@ -26,7 +26,7 @@ from .display import from_viewer
 from .index import FILE, Index, Line
 from .listing import RunSummary, below, facts_of, is_run, listed
 from .opening import require_folder
-from .overview import RunRow, overview_of, row_in
+from .overview import RunRow, overview_of, row_in, settings_in
 from .run import Run
 from .statistics import LEVELS
 from .tables import table_html
@@ -133,7 +133,10 @@ class Group:
 
         <NA> where a run lacks the setting; see `comgra_decl.query.differences`.
         """
-        return differences_of({name: row.settings for name, row in self._rows().items()})
+        readable = self._readable
+        with small_cache():
+            settings = [settings_in(self._index, run) for run in readable]
+        return differences_of(dict(zip(unique_names(readable), settings, strict=True)))
 
     def overview(self) -> pd.DataFrame:
         """Return a table with one row per run: facts, metrics and changed settings.

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from comgra_decl.errors import ComgraError, MissingPackageError, StoreError, needed
+from comgra_decl.errors import StoreError, needed
 from comgra_decl.records import SEVERITIES
 from comgra_decl.store.folder import MANIFEST, read_file
 from comgra_decl.store.layout import DATABASE
@@ -44,8 +44,11 @@ _KEPT, _ROW = "_kept", "_row"
 _WORTH = 20
 """Number of new lines from which the file is written unasked."""
 
-_MOST_BYTES, _MOST_LINES = 256 << 20, 1_000_000
-_ERRORS = (ValueError, TypeError, KeyError, ArithmeticError, OSError, MemoryError, RecursionError)
+_MOST_BYTES = 256 << 20
+"""Largest size of the file, and of the lines in it. A line with its row takes some 3 kB."""
+
+_AT_ONCE = 256
+"""Number of lines that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,11 @@ class Index:
             self._lines[name] = line
             self._new += 1
 
+    def drop(self, name: str) -> None:
+        """Remove the line of a run, which has changed."""
+        with self._lock:
+            self._lines.pop(name, None)
+
     def put_row(self, name: str, identity: str | None, row: RunRow) -> None:
         """Add the row of a run that has a line.
 
@@ -168,7 +176,7 @@ class Index:
             lines, self._new = dict(self._lines), 0
         try:
             _write(self.place, encoded(lines))
-        except (MissingPackageError, ComgraError, *_ERRORS) as error:
+        except Exception as error:  # noqa: BLE001 - lists need no index
             self._mute = True
             _log.debug("comgra: the index of %s cannot be written: %s", self.place, error)
             return
@@ -246,18 +254,17 @@ def _read(place: Location) -> dict[str, Line]:
         file = parquet.ParquetFile(pyarrow.BufferReader(content))
         if (file.schema_arrow.metadata or {}).get(b"comgra") != _FORMAT.encode():
             return {}
-        if file.metadata.num_rows > _MOST_LINES:
-            return {}
-        table = file.read(["run", _KEPT, _ROW])
-        listed = (table.column(name).to_pylist() for name in ("run", _KEPT, _ROW))
-        return {
-            str(name): _line(text, row)
-            for name, text, row in zip(*listed, strict=True)
-            if text is not None
-        }
-    except MissingPackageError:
-        return {}
-    except (ComgraError, *_ERRORS) as error:
+        found: dict[str, Line] = {}
+        size, names = 0, ("run", _KEPT, _ROW)
+        for batch in file.iter_batches(_AT_ONCE, columns=[*names]):
+            size += batch.nbytes  # a small file may contain a long text many times
+            if size > _MOST_BYTES:
+                raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+            for name, text, row in zip(*(batch.column(n).to_pylist() for n in names), strict=True):
+                if text is not None:
+                    found[str(name)] = _line(text, row)
+        return found
+    except Exception as error:  # noqa: BLE001 - whatever the file contains, runs are listed
         _log.debug("comgra: the index of %s is not used: %s", place, error)
         return {}
 

@@ -108,6 +108,7 @@ def _summary(path: Location, index: Index) -> RunSummary | None:
     if line is not None:
         where = path.absolute()
         return RunSummary(path, where.parent.name, where.name, **line.summary)
+    index.drop(name)
     before = index.identity(name, ranks := _own_folders(path))
     try:
         reader = open_reader(path)

@@ -127,6 +127,12 @@ def row_in(index: Index, summary: RunSummary) -> RunRow:
     return row
 
 
+def settings_in(index: Index, summary: RunSummary) -> dict[str, Any]:
+    """Return the settings of a run: from an index if its row is there, and else from the run."""
+    known = index.row(below(index.place, summary.path))
+    return settings_of(Run(summary.path)) if known is None else known.settings
+
+
 def overview(runs: Iterable[Run]) -> pd.DataFrame:
     """Return a table with one row per run: facts, metrics and the settings that differ.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -95,3 +97,24 @@ def masked(value: Any, name: str = "") -> Any:
     if isinstance(value, list):
         return [masked(entry, name) for entry in value]
     return MASK if isinstance(value, str) and value and is_secret(name) else value
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration as plain JSON data, with passwords and keys masked."""
+    found = masked(_plain(config))
+    assert isinstance(found, dict)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return str(value)
+    return value

@@ -503,7 +503,7 @@ class Session:
             self._spec.on_finding,
             run=str(self.path),
             note=self._note,
-            raises=_raised_by(self._spec),
+            raises=partial(_raised_by, self._spec),
             interrupt=None if self._breakpoint is None else self._breakpoint.request,
             loud=loud,
         )
@@ -660,15 +660,16 @@ _CHAIN = 20
 
 
 def _raised_by(spec: Spec) -> type[BaseException]:
-    """Return the exception class with which a finding stops the program."""
+    """Return the exception class with which a finding stops the program; called when it does."""
     declared = spec.on_finding.raises
-    if declared is None:
-        return SystemExit
-    from comgra_decl.hooks.probing.samples import imported
+    if declared is not None:
+        from comgra_decl.hooks.probing.samples import imported
 
-    found = imported(declared.target)
-    assert isinstance(found, type) and issubclass(found, BaseException)  # noqa: PT018  (checked)
-    return found
+        with suppress(Exception):  # the class of a script may be gone; it was checked at the start
+            found: type[BaseException] = imported(declared.target)
+            if issubclass(found, BaseException):
+                return found
+    return SystemExit
 
 
 def _reads_all_gradients(spec: Spec) -> bool:

@@ -30,7 +30,7 @@ class Actions:
         spec: the actions to take.
         run: the run's location, for messages.
         note: adds a note to the run.
-        raises: the exception class with which the program is stopped.
+        raises: returns the exception class with which the program is stopped.
         interrupt: stops the program in a debugger, given the reason; None if unavailable.
         loud: whether findings are logged at their own level instead of DEBUG. With multiple ranks,
             only one is loud, because most problems appear on all ranks.
@@ -43,7 +43,7 @@ class Actions:
         *,
         run: str,
         note: Callable[[Note], None],
-        raises: type[BaseException] = SystemExit,
+        raises: Callable[[], type[BaseException]] = lambda: SystemExit,
         interrupt: Callable[[str], None] | None = None,
         loud: bool = True,
         clock: Callable[[], float] = time.monotonic,
@@ -138,7 +138,7 @@ class Actions:
     def stop_if_due(self, *_: Any) -> None:
         """Stop the program if a finding requires it; called before an optimizer step."""
         if self.reason is not None:
-            self.raised = self._raises(
+            self.raised = self._raises()(
                 f"comgra: training stopped (comgra.on_finding.stop: {self._spec.stop}) because of "
                 f"{self.reason}\nSee `comgra-decl diagnose {self._run}`."
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 from pathlib import Path
 
@@ -103,3 +104,11 @@ def test_settings_of_the_program_are_those_of_the_run(sessions: list[FakeSession
     kept, none = (session.context.config for session in sessions)
     assert kept == {"lr": 0.1, "api_key": "(not saved)", "data": "here", "layers": [1, 2]}
     assert none is None
+    with (
+        pytest.raises(SpecError, match=r"got Namespace; pass vars\(args\)"),
+        comgra.trace(
+            "light",
+            config=argparse.Namespace(lr=0.1),  # type: ignore[arg-type]
+        ),
+    ):
+        pytest.fail("must not be reached")
