@@ -137,7 +137,13 @@ def measured(what: str, root: Path, *, indexed: bool = True) -> dict[str, dict[s
         if not indexed:
             index.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile("r") as log:
-            traced = ["strace", "-f", "-e", "trace=open,openat,openat2,access,faccessat,faccessat2"]
+            traced = [
+                "strace",
+                "-f",
+                "--seccomp-bpf",
+                "-e",
+                "trace=open,openat,openat2,access,faccessat,faccessat2",
+            ]
             subprocess.run([*traced, "-o", log.name, *command], capture_output=True, check=True)
             counts = _opened(log.read())
         for name, each in found.items():
