@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnknownNameError, shown
@@ -67,10 +68,8 @@ def _rank_places(run: Remote) -> dict[int, Remote]:
 def _existing(run: Remote, ranks: Collection[int]) -> dict[int, Remote]:
     """Return the places of those ranks that have a database."""
     places = {int(rank): run / RANKS / str(rank) for rank in ranks}
-    found = side_by_side(database_exists, places.values(), far=True)
-    return {
-        rank: place for (rank, place), there in zip(places.items(), found, strict=True) if there
-    }
+    there = side_by_side(database_exists, places.values(), far=True)
+    return dict(compress(places.items(), there))
 
 
 def ranks_of(reader: Reader) -> dict[str, Any] | None:

@@ -247,10 +247,8 @@ class JoinedView:
         if family != "agg" or len(inner) != 1 or not isinstance(inner[0], (int, np.integer)):
             table = self.rows(family, 0, self.n)
             return table[(slice(None), slice(None), *inner)]
-        name, joined = (
-            self.meta.columns[int(inner[0])],
-            np.empty((self.n, len(self.slots)), np.float32),
-        )
+        name = self.meta.columns[int(inner[0])]
+        joined = np.empty((self.n, len(self.slots)), np.float32)
         for low in range(0, len(self.slots), _SLOTS):
             slots = slice(low, min(low + _SLOTS, len(self.slots)))
             one = [[member.slot(s.id) for s in self.slots[slots]] for member in self._members]
