@@ -395,7 +395,8 @@ in the program's batch), and what `hooks.probing.perturbations` describes."""
 OBJECTIVES = "objectives"
 """Fact stored in the first records: the structure of each loss on which `backward` was called, a
 dict of counts (see `hooks.tensors.objective`) and "terms", a list of dicts (see
-`hooks.tensors.terms`)."""
+`hooks.tensors.terms`). The first loss after an optimizer step also has "uncleared", the number of
+parameters, among at most 16, that have nonzero gradients before its backward pass."""
 
 MODES = "modes"
 """Fact stored in a record, by node: whether each model called with gradients was in training mode

@@ -241,6 +241,11 @@ class Scene:
         )
 
     @property
+    def are_cleared(self) -> bool:
+        """Whether no gradients were left from the step before when a backward pass began."""
+        return any(loss.get("uncleared") == 0 for losses in self.objectives for loss in losses)
+
+    @property
     def supervised(self) -> bool:
         """Whether a loss measures the distance of predictions from targets independent of them."""
         return any(call.measures_distance for call in self.calls) and not self.bootstraps

@@ -203,6 +203,8 @@ class Readings:
             wild = "backward" in self._wild
             return Reading("no finite gradient in the last record", "unknown") if wild else None
         text = f"norm of all gradients {first:.3g} \u2192 {last:.3g}"
+        if scene.are_cleared:
+            text = "no gradients are left from the previous step when a backward pass begins"
         return Reading(text, "fine" if np.isfinite((first, last)).all() else "unknown")
 
     def _half(self, scene: Scene) -> Reading | None:

@@ -23,6 +23,33 @@ def names(root: Path, loss: Loss, model: nn.Module, *, steps: int = 5) -> set[st
     return {*found(root, lambda: fit(model, loss, steps=steps))}
 
 
+# -- gradients -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cleared", ["none", "zero", "by hand", None])
+def test_gradients_that_grow_steadily_are_not_summed_if_they_are_cleared(
+    cleared: str | None, tmp_path: Path
+) -> None:
+    """Inputs that grow let the gradients of weights grow as those of a constant batch add up."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    x = torch.rand(N, 4)
+
+    def train() -> None:
+        for step in range(40):
+            loss = model(x * (1 + step)).square().sum(1).sqrt().mean()
+            if cleared == "by hand":
+                for parameter in model.parameters():
+                    assert parameter.grad is None or parameter.grad.zero_() is not None
+            elif cleared is not None:
+                optimizer.zero_grad(set_to_none=cleared == "none")
+            loss.backward()
+            optimizer.step()
+
+    wrong = {"stale_gradient", "accumulated_gradient"} & {*found(tmp_path, train)}
+    assert bool(wrong) is (cleared is None)
+
+
 # -- policies --------------------------------------------------------------------------------------
 
 

@@ -156,6 +156,8 @@ class Ends:
             leaves = leaves_behind(loss)
             self._leaves.reach(leaves, self._looks)
             self._stale = with_gradients(leaves) if self._stepped else []
+            if self._stepped and leaves:
+                objective["uncleared"] = len(self._stale)
             self._stepped = False
 
     def _scan(self, capture: StepCapture, loss: torch.Tensor, graph: Provenance | None) -> None:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from comgra_decl.rules.api import (
     Early,
     Factor,
+    Finding,
     Fraction,
     Mask,
     Measured,
@@ -52,7 +53,9 @@ class AccumulatedGradient(SlotRule):
         "change by less than half as much. At least `share` of all weights meet both conditions, "
         "for `patience` records in a row. Such gradients are characteristic of a sum over all "
         "steps. In contrast, the gradient of a single batch is proportional to the output's "
-        "gradient, and its mean is mostly noise."
+        "gradient, and its mean is mostly noise. Large, steady gradients can look the same, so "
+        "the rule reports nothing if gradients were found to be cleared before a backward pass "
+        "in one of the first records."
     )
     source = "Our own derivation; TheDeepChecker lists a missing `zero_grad()` among common bugs."
     advice = "Call `optimizer.zero_grad()` once per optimizer step, before the backward pass."
@@ -90,6 +93,10 @@ class AccumulatedGradient(SlotRule):
         """Return the relative change in a statistic since the previous record."""
         value = window.read(name, at).astype(np.float64)
         return np.asarray(np.abs(value - self._previous[name].look(at, value)) / np.abs(value))
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return the finding, unless gradients were found to be cleared."""
+        return [] if scene.are_cleared else super().findings(scene)
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Return the message for a slot."""
