@@ -366,8 +366,9 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
 - "blank target": the "share" of the targets of a CTC loss that are its "blank".
 - "bootstrap": a tensor of "elements" that a model computed without gradients is multiplied by a
-  "factor" and added to data; "masked" is whether some elements may have been set to zero, "index"
-  whether it consists of integers.
+  "factor" and added to data, or to what the program computed from other outputs; "masked" is
+  whether some elements may have been set to zero, "index" whether it consists of integers, and
+  "negative" whether any element it is added to is negative.
 - "returns": a loop writes sums of data and the discounted previous sum in an "order".
 - "unused": the result of a "function", of "shape", that nothing uses.
 - "clamped": a clamp to "limits" changes the "share" of the elements of a tensor of "shape".

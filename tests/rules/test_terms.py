@@ -248,19 +248,30 @@ def test_the_order_in_which_returns_are_added_up(ascending: bool, tmp_path: Path
     assert ("ascending_returns" in names(tmp_path, loss, Both())) is ascending
 
 
+REWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "data": lambda x, _a: torch.randn(len(x), 1),
+    "computed from actions": lambda x, a: x[:, :1] - (x[:, 1:2] - a).square(),
+    "in place": lambda x, a: a.clone().mul_(x[:, :1]),
+}
+
+
+@pytest.mark.parametrize("reward", REWARDS)
 @pytest.mark.parametrize(("sign", "wrong"), [(-1, False), (1, True)])
-def test_an_actor_that_minimizes_its_value(sign: float, wrong: bool, tmp_path: Path) -> None:
+def test_an_actor_that_minimizes_its_value(
+    sign: float, wrong: bool, reward: str, tmp_path: Path
+) -> None:
     actor, critic, target = mlp(4, 1), mlp(5, 1), mlp(5, 1)
     optimizers = [torch.optim.Adam(net.parameters(), 0.01) for net in (critic, actor)]
 
     def train() -> None:
         for _ in range(5):
-            x, after, reward = torch.randn(N, 4), torch.randn(N, 4), torch.randn(N, 1)
+            x, after = torch.randn(N, 4), torch.randn(N, 4)
             done = (torch.rand(N, 1) < 0.2).float()
             with torch.no_grad():
+                action = actor(x) + 0.1 * torch.randn(N, 1)
                 following = target(torch.cat([after, actor(after)], 1))
-                goal = reward + 0.9 * (1 - done) * following
-            value = critic(torch.cat([x, torch.rand(N, 1)], 1))
+                goal = REWARDS[reward](x, action) + 0.9 * (1 - done) * following
+            value = critic(torch.cat([x, action], 1))
             optimizers[0].zero_grad()
             F.mse_loss(value, goal).backward()
             optimizers[0].step()
@@ -269,6 +280,36 @@ def test_an_actor_that_minimizes_its_value(sign: float, wrong: bool, tmp_path: P
             optimizers[1].step()
 
     assert ("actor_sign" in found(tmp_path, train)) is wrong
+
+
+@pytest.mark.parametrize("low", [0.0, -1.0])
+def test_an_actor_may_minimize_what_may_be_costs(low: float, tmp_path: Path) -> None:
+    actor, critic = mlp(4, 1), mlp(5, 1)
+    optimizer = torch.optim.Adam([*critic.parameters(), *actor.parameters()], 0.01)
+
+    def train() -> None:
+        for _ in range(5):
+            x, costs = torch.randn(N, 4), torch.rand(N, 1) + low
+            with torch.no_grad():
+                goal = costs + 0.9 * critic(torch.cat([torch.randn(N, 4), actor(x)], 1))
+            optimizer.zero_grad()
+            F.mse_loss(critic(torch.cat([x, torch.rand(N, 1)], 1)), goal).backward()
+            critic(torch.cat([x, actor(x)], 1)).mean().backward()
+            optimizer.step()
+
+    assert found(tmp_path, train)["actor_sign"].severity == ("hint" if low == 0 else "warning")
+
+
+def test_a_mean_of_two_networks_is_no_bootstrapped_target(tmp_path: Path) -> None:
+    one, two = mlp(4, 1), mlp(4, 1)
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        with torch.no_grad():
+            goal = one(x) + 0.5 * two(x)
+        return F.mse_loss(model(x), goal)
+
+    assert "unmasked_target" not in names(tmp_path, loss, mlp(4, 1))
 
 
 # -- posteriors ------------------------------------------------------------------------------------

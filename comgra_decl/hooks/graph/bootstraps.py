@@ -62,16 +62,18 @@ class Bootstraps:
     """Collects facts about discounted values in a step.
 
     Attributes:
-        is_computed: returns whether a tensor depends on the output of a model.
+        computed_sources: returns the outputs of models that a tensor depends on.
     """
 
-    is_computed: Callable[[torch.Tensor], bool] | None = None
+    computed_sources: Callable[[torch.Tensor], frozenset[int]] | None = None
     _origins: dict[int, tuple[weakref.ref[torch.Tensor], _Origin]] = field(default_factory=dict)
     _written: dict[int, list[int]] = field(default_factory=dict)  # indices of returns, by tensor
+    # results of calls by id, and what they depended on before any was known as a module's output
+    _made: dict[int, tuple[weakref.ref[torch.Tensor], frozenset[int]]] = field(default_factory=dict)
 
     def release(self) -> None:
         """Release all tensors."""
-        self._origins, self._written = {}, {}
+        self._origins, self._written, self._made = {}, {}, {}
 
     def see(
         self,
@@ -100,6 +102,8 @@ class Bootstraps:
             self._add(args, kwargs.get("alpha", 1), result, note)
         elif name in ("addcmul", "addcmul_") and len(args) > 2:
             self._add_product(args, kwargs.get("value", 1), result, note)
+        if name not in _SAME and _is_numbers(result) and (sources := self._sources(result)):
+            self._made[id(result)] = weakref.ref(result), sources
 
     def _of(self, tensor: Any) -> _Origin | None:
         known = self._origins.get(id(tensor))
@@ -189,36 +193,68 @@ class Bootstraps:
         if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
             return
         origins = [self._of(first) or _Origin(), self._of(second) or _Origin()]
-        computed = [self._computes(first), self._computes(second)]
+        rewards = [
+            second if self._is_value(first, second) else None,
+            first if self._is_value(second, first) else None,
+        ]
         if isinstance(alpha, float) and _LEAST_FACTOR <= alpha < 1:
             origins[1] = replace(origins[1], factor=alpha, before=id(second))
-        self._sum(origins, computed, result, note)
+        self._sum(origins, rewards, result, note)
 
     def _add_product(self, args: tuple[Any, ...], value: Any, result: Any, note: Note) -> None:
         if not _is_numbers(result) or not all(isinstance(t, torch.Tensor) for t in args[:3]):
             return
         given, *factors = args[:3]
         product = self._product((*factors, value))
-        computed = [self._computes(given), any(self._computes(each) for each in factors)]
-        self._sum([self._of(given) or _Origin(), product or _Origin()], computed, result, note)
+        is_value = any(self._is_value(each, given) for each in factors)
+        origins = [self._of(given) or _Origin(), product or _Origin()]
+        self._sum(origins, [None, given if is_value else None], result, note)
 
     def _sum(
-        self, origins: list[_Origin], computed: list[bool], result: torch.Tensor, note: Note
+        self,
+        origins: list[_Origin],
+        rewards: list[torch.Tensor | None],
+        result: torch.Tensor,
+        note: Note,
     ) -> None:
-        """Note the sum of data and a discounted value."""
+        """Note the sum of data and a discounted value.
+
+        Args:
+            origins: what is known about the two operands.
+            rewards: for each that may be a value computed by a model, the other operand.
+            result: the sum.
+            note: stores a fact.
+        """
         for at, origin in enumerate(origins):
             if origin.factor is None or origins[1 - at].factor is not None:
                 continue
             fact = None
-            bootstraps = computed[at] and not computed[1 - at]
-            if bootstraps and not origin.returned and (count := result.numel()) > 1:
+            reward = rewards[at]
+            if reward is not None and not origin.returned and (count := result.numel()) > 1:
                 facts = {"factor": origin.factor, "masked": origin.masked, "index": origin.index}
-                fact = note("bootstrap", elements=count, **facts)
+                negative = is_readable(reward) and bool((reward < 0).any())
+                fact = note("bootstrap", elements=count, negative=negative, **facts)
             self._set(result, _Origin(returned=True, before=origin.before, fact=fact))
             return
 
+    def _sources(self, tensor: torch.Tensor) -> frozenset[int]:
+        return frozenset() if self.computed_sources is None else self.computed_sources(tensor)
+
     def _computes(self, tensor: torch.Tensor) -> bool:
-        return self.is_computed is not None and self.is_computed(tensor)
+        return bool(self._sources(tensor))
+
+    def _is_value(self, tensor: torch.Tensor, reward: torch.Tensor) -> bool:
+        """Whether a tensor is computed by a model, and the other one is a reward.
+
+        A reward is data, or the program has computed it from other outputs than the value, such as
+        the actions of a policy.
+        """
+        value, others = self._sources(tensor), self._sources(reward)
+        if not value or not others:
+            return bool(value)
+        made = self._made.get(id(reward))
+        is_made = made is not None and made[0]() is reward and made[1] == others
+        return is_made and value.isdisjoint(others)
 
 
 def _is_integer(tensor: torch.Tensor) -> bool:

@@ -111,9 +111,13 @@ class Provenance(modes.OwnMode):
 
     def is_computed(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor depends on a model, and not only on its inputs and targets."""
+        return bool(self.computed_sources(tensor))
+
+    def computed_sources(self, tensor: torch.Tensor) -> frozenset[int]:
+        """Return the sources of a tensor that are neither inputs nor targets."""
         sources = self._lineage.of(tensor).all
-        kinds = (slot.kind for slot, index in self._nodes.items() if index in sources)
-        return bool(sources) and not {*kinds} <= {"input", "target"}
+        given = {i for slot, i in self._nodes.items() if slot.kind in ("input", "target")}
+        return sources - given
 
     def enters(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor enters the step from outside: no call in the step computed it."""

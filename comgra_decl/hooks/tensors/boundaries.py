@@ -220,7 +220,7 @@ class Ends:
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
         """Make the graph collect facts about the calls within the model being called."""
         graph.attended, graph.telling = self._attended, self._telling
-        self._telling.bootstraps.is_computed = graph.is_computed
+        self._telling.bootstraps.computed_sources = graph.computed_sources
         for tensor in tensors_of((*args, *kwargs.values())):
             whole = not tensor.dtype.is_floating_point and tensor.dtype is not torch.bool
             if whole and tensor.dim() == 2 and self._attended.tokens is None:

@@ -331,9 +331,10 @@ class ActorSign(Rule):
     severity = "warning"
     certainty = 0.75
     definition = (
-        "In the first records, a target adds a discounted value to data, as in temporal "
+        "In the first records, a target adds a discounted value to rewards, as in temporal "
         "differences, and another loss of the same step is only the mean of an output, with a "
-        "positive sign. Minimizing it makes the actor choose actions with low values."
+        "positive sign. Minimizing it makes the actor choose actions with low values. If no "
+        "reward is negative, this is a hint, since all may be costs, which an actor minimizes."
     )
     source = (
         "Lillicrap et al., Continuous control with deep reinforcement learning (2016): the actor "
@@ -344,14 +345,18 @@ class ActorSign(Rule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding if a loss is the mean of an output."""
         signs = [term["sign"] for term in scene.terms("output")]
-        if not signs or min(signs) <= 0 or not scene.told("bootstrap"):
+        targets = scene.told("bootstrap")
+        if not signs or min(signs) <= 0 or not targets:
             return []
+        costs = not any(fact.get("negative", True) for fact in targets)
+        unless = ", which is right only if rewards are costs" if costs else ""
         return [
             self.finding(
                 scene,
                 first_step=0,
                 message="A loss is the mean of an output, such as the critic's value of the "
-                "actor's actions, with a positive sign: training lowers this value.",
+                f"actor's actions, with a positive sign: training lowers this value{unless}.",
+                **({"severity": "hint"} if costs else {}),
             )
         ]
 
