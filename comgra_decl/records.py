@@ -355,6 +355,8 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "stale gradient": an "optimizer" (its class) steps right after a backward pass before which
   "count" of its parameters, of which some have these "shapes", already had a gradient from before
   the previous optimizer step. Without "where".
+- "cleared gradient": the same about parameters to which the backward pass gave gradients, all of
+  which are None or zero when the optimizer steps.
 - "outside": "count" tensors, of which some have these "shapes", have gradients but belong to no
   model and to no optimizer that has stepped. Without "where".
 - "detached prediction": the "function" of a loss whose prediction of "shape" is a detached output,
@@ -364,6 +366,8 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "own candidate": `cross_entropy` compares each row of a square matrix of "shape" with all columns,
   and the largest element of each row is on the diagonal, which is the target of no row.
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
+- "padded tokens": the model's input "shape" [batch, positions] of tokens, of which a "share" of
+  the samples ends with padding. Without "where".
 - "blank target": the "share" of the targets of a CTC loss that are its "blank".
 - "bootstrap": a tensor of "elements" that a model computed without gradients is multiplied by a
   "factor" and added to data, or to what the program computed from other outputs; "masked" is

@@ -224,6 +224,8 @@ class RecordHooks:
         self._unused.end(whole=whole)
         self._train.backwards.end()
         self._evaluation.capture.backwards.end()
+        if self._train.open:
+            self._declared.tracer.after_backward()
         if by_hand:
             self._declared.tracer.parameters.keep_gradients()
 

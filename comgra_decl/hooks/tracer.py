@@ -774,6 +774,11 @@ class ModuleTracer:
             self.functions.ends(sys._getframe(1))
         self._ends.read_loss(capture, loss, backwarded, self.provenance)
 
+    def after_backward(self) -> None:
+        """Look at the gradients that a backward pass has left."""
+        with without_functions():
+            self._ends.after_backward()
+
     def parameter_slot(self, tensor: torch.Tensor) -> Slot | None:
         """Return the slot of a parameter or buffer, or None if it is not traced."""
         plan = self.parameters.plan_of(tensor)

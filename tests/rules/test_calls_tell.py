@@ -318,7 +318,12 @@ def mean(out: Tensor, _state: Tensor, lengths: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("read", "severity"),
-    [(last, "warning"), (lambda o, _s, _l: o.select(1, 6), "warning"), (final, "hint")],
+    [
+        (last, "warning"),
+        (lambda o, _s, _l: o.select(1, 6), "warning"),
+        (lambda o, _s, _l: o[:, 0] + o[:, -1], "warning"),
+        (final, "hint"),
+    ],
 )
 def test_a_result_that_is_read_after_the_padding_is_found(
     read: Callable[..., Tensor], severity: str
@@ -336,8 +341,9 @@ def test_a_result_that_is_read_after_the_padding_is_found(
         read_tokens(final, packs=True),
         read_tokens(last, pads="left"),
         read_tokens(last, pads="none"),
+        read_tokens(lambda o, _s, _l: sum((o[:, t] for t in range(7)), start=o[:, 0])),
     ],
-    ids=["lengths", "mean", "packed", "left", "none"],
+    ids=["lengths", "mean", "packed", "left", "none", "loop"],
 )
 def test_results_that_are_read_at_tokens_are_not(program: Callable[[], None]) -> None:
     assert not findings(PaddedLastStep(), program)

@@ -12,7 +12,7 @@ import torch.utils.checkpoint
 from torch import nn
 
 from comgra_decl.hooks.tensors.objective import objective_of
-from comgra_decl.rules.gradients.stale import StaleGradient
+from comgra_decl.rules.gradients.clearing import ClearedGradient, StaleGradient
 from comgra_decl.rules.loss.bootstrapped import GradientOfTarget, LargestAsPrediction
 from comgra_decl.rules.loss.objective import NoStopGradient, WrongLogScale
 from tests.rules.programs import BATCH, Tensor, findings, train
@@ -348,3 +348,68 @@ def test_gradients_from_before_the_previous_step_are_found(program: Callable[[],
 @pytest.mark.parametrize("program", [adversaries(), accumulating(1), accumulating(3), two_losses])
 def test_gradients_that_accumulate_within_a_step_are_not(program: Callable[[], None]) -> None:
     assert not findings(StaleGradient(), program)
+
+
+# -- gradients that are cleared too early -----------------------------------------------------------
+
+
+def clearing(when: str, *, set_to_none: bool = True) -> Callable[[], None]:
+    def program() -> None:
+        model = net(4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for _ in range(4):
+            loss = model(torch.randn(BATCH, 4)).square().mean()
+            if when == "before backward":
+                optimizer.zero_grad(set_to_none=set_to_none)
+            loss.backward()
+            if when == "before the step":
+                optimizer.zero_grad(set_to_none=set_to_none)
+            elif when == "by the model":
+                model.zero_grad(set_to_none=set_to_none)
+            optimizer.step()
+
+    return program
+
+
+def in_backward() -> None:
+    """The optimizer steps and clears the gradient of each parameter as soon as it is there."""
+    model = net(4)
+    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+
+    def step(parameter: Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(4):
+        model(torch.randn(BATCH, 4)).square().mean().backward()
+
+
+def without_effect() -> None:
+    """A loss whose gradient is zero."""
+    train(net(4), lambda model: model(torch.randn(BATCH, 4)).clamp(7, 8).mean())
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("when", ["before the step", "by the model"])
+def test_gradients_that_are_cleared_before_the_step_are_found(when: str, set_to_none: bool) -> None:
+    (found,) = findings(ClearedGradient(), clearing(when, set_to_none=set_to_none))
+    assert found.severity == "error"
+    assert found.message.startswith("SGD steps without gradients")
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        clearing("before backward"),
+        clearing("before backward", set_to_none=False),
+        adversaries(),
+        accumulating(3),
+        two_losses,
+        in_backward,
+        without_effect,
+    ],
+)
+def test_gradients_that_optimizers_use_are_not_cleared(program: Callable[[], None]) -> None:
+    assert not findings(ClearedGradient(), program)

@@ -1035,8 +1035,34 @@ def test_taggers_that_read_the_batch_as_time(batch_first: bool, tmp_path: Path) 
 
     findings = found(tmp_path, training, perturbations=True)
     assert ("samples_mixed" in findings) is not batch_first
+    assert ("batch_as_time" in findings) is not batch_first
     if not batch_first:
         assert "rnn (GRU) lacks batch_first=True" in findings["samples_mixed"].message
+
+
+@pytest.mark.parametrize("time_first", [True, False])
+def test_the_loss_of_padded_sentences_may_be_part_of_the_model(
+    time_first: bool, tmp_path: Path
+) -> None:
+    """As in a random field: nothing is compared, but padding shows which dimension is time."""
+    embed, rnn = nn.Embedding(9, 16, padding_idx=0), nn.GRU(16, 3)
+
+    class Field(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.rnn = embed, rnn
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            scores = self.rnn(self.embed(tokens))[0]
+            return (scores.logsumexp(-1) - scores[..., 0])[tokens > 0].mean()
+
+    def loss(model: nn.Module) -> Tensor:
+        lengths = torch.randint(3, 9, (20, 1))
+        tokens = torch.randint(1, 9, (20, 8)).masked_fill(torch.arange(8) >= lengths, 0)
+        mean: Tensor = model(tokens.T if time_first else tokens)
+        return mean
+
+    assert ("batch_as_time" in names(tmp_path, loss, Field())) is not time_first
 
 
 def test_a_target_that_was_broadcast_before_a_difference(tmp_path: Path) -> None:

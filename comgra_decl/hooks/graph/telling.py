@@ -84,6 +84,10 @@ class Telling:
     _scaled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _uniform: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # random numbers
     _gathered: list[torch.Tensor] = field(default_factory=list)  # indices of rows
+    # positions read from sequences, and where the last one was read
+    _read_at: dict[int, tuple[weakref.ref[torch.Tensor], set[int], str]] = field(
+        default_factory=dict
+    )
 
     def take(self, loss: torch.Tensor) -> list[dict[str, Any]]:
         """Return the facts so far, and clear them.
@@ -93,6 +97,7 @@ class Telling:
         """
         for choice in self.choices.fresh:
             self._keep({"kind": "fresh choices", "shape": choice.shape, "where": choice.where})
+        self._take_positions()
         for unused in self.results.unused(loss):
             self._keep({"kind": "unused", **asdict(unused), "shape": [*unused.shape]})
         found = [*self._found.values()]
@@ -105,7 +110,7 @@ class Telling:
         self._weights, self._logarithms, self._masked = {}, {}, {}
         self._states, self._joined = {}, {}
         self._scores, self._scaled, self._uniform = {}, {}, {}
-        self._gathered = []
+        self._gathered, self._read_at = [], {}
         self.choices.release()
         self.bootstraps.release()
         self.results.release()
@@ -565,8 +570,25 @@ class Telling:
         if tokens is None or type(at) is not int or not isinstance(given, torch.Tensor):
             return
         read = isinstance(result, torch.Tensor) and result.requires_grad and given.dim() > 2
-        if read and given.shape[:2] == tokens.shape and at in (-1, tokens.shape[1] - 1):
-            self._note("last step", padded=self._padded())
+        if not read or given.shape[:2] != tokens.shape:
+            return
+        known = self._read_at.get(id(given))
+        positions, where = (set(), "") if known is None or known[0]() is not given else known[1:]
+        positions.add(at % tokens.shape[1])
+        where = _where() if at % tokens.shape[1] == tokens.shape[1] - 1 else where
+        self._read_at[id(given)] = weakref.ref(given), positions, where
+
+    def _take_positions(self) -> None:
+        """Note tensors of which only the last position is read, or both ends, but no loop's."""
+        tokens = None if self.tokens is None else self.tokens()
+        if tokens is None:
+            return
+        padded = self._padded()
+        if padded and not padded_share(tokens.T):
+            self._keep({"kind": "padded tokens", "shape": [*tokens.shape], "share": padded})
+        for _, positions, where in self._read_at.values():
+            if {tokens.shape[1] - 1} <= positions <= {0, tokens.shape[1] - 1}:
+                self._keep({"kind": "last step", "padded": padded, "where": where})
 
     def _recur(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         """Store the final state of a recurrent call on padded sequences that were not packed."""

@@ -68,6 +68,8 @@ class Ends:
         self._telling = Telling()
         self._stepped = False  # whether an optimizer has stepped since the last backward pass
         self._stale: list[torch.Tensor] = []  # parameters that had a gradient before it
+        self._behind: list[torch.Tensor] = []  # parameters that the backward pass will reach
+        self._reached: list[torch.Tensor] = []  # those to which it has given a gradient
         self._leaves = Leaves()
         self.targets = Targets(on_fault=on_fault)
 
@@ -159,6 +161,12 @@ class Ends:
             if self._stepped and leaves:
                 objective["uncleared"] = len(self._stale)
             self._stepped = False
+            self._behind, self._reached = leaves, []
+
+    def after_backward(self) -> None:
+        """Find the parameters to which a backward pass in one of the first records led."""
+        behind, self._behind = self._behind, []
+        self._reached = [] if not behind or is_capturing() else with_gradients(behind)
 
     def _scan(self, capture: StepCapture, loss: torch.Tensor, graph: Provenance | None) -> None:
         """Store what was collected about the calls before the first loss of a step."""
@@ -174,7 +182,7 @@ class Ends:
         """Stop looking for targets, and release all tensors."""
         self.targets.stop()
         self._telling.release()
-        self._stale = []
+        self._stale, self._behind, self._reached = [], [], []
 
     def before_optimizer(
         self,
@@ -206,16 +214,19 @@ class Ends:
             fact = {"kind": "recreated", "count": len(gone), "shapes": gone[:3]}
             capture.facts[TELLING].append(fact)
         stale, self._stale = self._stale, []
+        reached, self._reached = self._reached, []
         self._stepped = not closure
-        if not stale or closure:
+        if closure or not (stale or reached):
             return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        count = sum(id(parameter) in held for parameter in stale)
-        if count:
-            shapes = [[*p.shape] for p in stale if id(p) in held][:3]
-            name = type(optimizer).__name__
-            fact = {"kind": "stale gradient", "optimizer": name, "shapes": shapes, "count": count}
-            capture.facts[TELLING].append(fact)
+        reached = [p for p in reached if id(p) in held]
+        cleared = reached if reached and not with_gradients(reached) else []
+        for kind, found in (("stale", stale), ("cleared", cleared)):
+            if count := sum(id(parameter) in held for parameter in found):
+                shapes = [[*p.shape] for p in found if id(p) in held][:3]
+                name = type(optimizer).__name__
+                fact = {"optimizer": name, "shapes": shapes, "count": count}
+                capture.facts[TELLING].append({"kind": f"{kind} gradient", **fact})
 
     def _attend(self, graph: Provenance, args: Any, kwargs: dict[str, Any]) -> None:
         """Make the graph collect facts about the calls within the model being called."""

@@ -98,6 +98,7 @@ class NoBetterThanConstant(CurveRule):
         "tiny_clipping",
         "strong_decay",
         "lost_updates",
+        "cleared_gradient",
         "bounded_answer",
         "zero_derivative",
         "divergence_weight",

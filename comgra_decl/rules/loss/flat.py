@@ -86,6 +86,7 @@ class LossNotFalling(CurveRule):
         "learning_rate_schedule",
         "zero_learning_rate",
         "lost_updates",
+        "cleared_gradient",
         "flat_logits",
         "inverted_weights",
         "policy_sign",

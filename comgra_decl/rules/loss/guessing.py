@@ -103,6 +103,7 @@ class NoBetterThanGuessing(CurveRule):
         "zero_learning_rate",
         "tiny_clipping",
         "lost_updates",
+        "cleared_gradient",
         "flat_logits",
         "inverted_weights",
         "zero_derivative",

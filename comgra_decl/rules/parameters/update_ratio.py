@@ -146,6 +146,7 @@ class SmallUpdate(SlotRule):
         "untrained_parameter",
         "gradient_scale",
         "lost_updates",
+        "cleared_gradient",
     )
     Parameters = SmallParameters
     of_state = True

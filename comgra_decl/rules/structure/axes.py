@@ -21,7 +21,8 @@ class BatchAsTime(Rule):
         "A recurrent or attention module without `batch_first=True` returns a tensor of shape [m, "
         "n, features], where n is neither m nor 1, and the loss compares predictions with one "
         "target for each of m samples, or at least 40 targets are the next tokens along the second "
-        "dimension of the input [m, n]. The module therefore treats the batch as time. The rule "
+        "dimension of the input [m, n], or the tokens of that input end with padding along this "
+        "dimension only. The module therefore treats the batch as time. The rule "
         "also gives a hint if a module that returns such a tensor has a buffer or parameter of "
         "shape [length, 1, features], such as a table of positions, and no tensor of the model has "
         "the shape [n, m, features]. Unless the program indexes the table, such a module adds "
@@ -102,7 +103,10 @@ class BatchAsTime(Rule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         if _samples(scene) is None:
-            return "no loss compares one target per sample, and no targets are the next tokens"
+            return (
+                "no loss compares one target per sample, no targets are the next tokens, and no "
+                "tokens end with padding"
+            )
         return None
 
 
@@ -112,6 +116,9 @@ def _samples(scene: Scene) -> int | None:
     tokens = None if several else scene.next_tokens.shape(scene.table, least=_TOKENS)
     if tokens is not None:
         return tokens[0]
+    padded = scene.told("padded tokens")
+    if padded:
+        return int(padded[0]["shape"][0])
     first = min(scene.calls.items(), key=lambda item: item[1].first, default=None)
     if first is None:
         return None

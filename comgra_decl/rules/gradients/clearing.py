@@ -1,8 +1,11 @@
-"""Optimizer steps that use gradients left over from before the previous step."""
+"""Gradients that are not cleared, or are cleared at the wrong time."""
 
 from __future__ import annotations
 
-from comgra_decl.rules.api import Finding, Rule, Scene, loss_missing
+from collections.abc import Mapping
+from typing import Any
+
+from comgra_decl.rules.api import FactRule, Finding, Rule, Scene, loss_missing
 
 
 class StaleGradient(Rule):
@@ -44,6 +47,37 @@ class StaleGradient(Rule):
                 )
             ]
         return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return loss_missing(scene)
+
+
+class ClearedGradient(FactRule):
+    """Gradients that are cleared before the optimizer uses them."""
+
+    name = "cleared_gradient"
+    severity = "error"
+    certainty = 0.95
+    definition = (
+        "In the first two records, a backward pass leaves nonzero gradients in parameters, but "
+        "when the optimizer of these parameters steps, all of them are None or zero. At most 16 "
+        "parameters are checked for each loss."
+    )
+    source = (
+        "PyTorch's documentation of `Optimizer.step`, which skips parameters whose gradient is "
+        "None. Our own definition."
+    )
+    advice = "Call `zero_grad()` before `backward()` or after `step()`, not between them."
+    kind = "cleared gradient"
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['optimizer']} steps without gradients: the backward pass computes gradients "
+            f"for its parameters, for example of shape {fact['shapes'][0]}, but they are cleared "
+            "before the step, so nothing is trained."
+        )
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
