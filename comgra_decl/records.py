@@ -387,6 +387,9 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "unscaled": a softmax of "shape" over products of two activations that were not scaled.
 - "uniform noise": uniform random numbers of "shape" are multiplied by a scale or are the target of
   a regression ("use").
+- "messages": rows of a tensor with as many rows as there are "nodes" are gathered and added to such
+  rows along "edges" without self-loops. "reached" is the largest index plus 1, and
+  "upwards" the number of edges from a smaller to a larger index.
 - "pooled": a "function" adds "rows" into fewer rows, "into"; "sorted" is whether their index is.
 - "last step", "final state": the last position of a sequence, or the final state of a recurrent
   module, is read. "padded" is the share of samples that end with padding.

@@ -718,6 +718,57 @@ def test_messages_from_the_node_itself(own: bool, tmp_path: Path) -> None:
     assert ("own_messages" in names(tmp_path, loss, Messages())) is own
 
 
+def chain_of_atoms(directions: str) -> tuple[Tensor, Tensor]:
+    """Returns the sources and sinks of the bonds of a batch of two to nine chains of 8 atoms."""
+    first = (torch.arange(int(torch.randint(2, 10, ()))) * 8)[:, None] + torch.arange(7)
+    low, high = first.flatten(), first.flatten() + 1
+    if directions == "up":
+        return low, high
+    if directions == "down":
+        return high, low
+    both = torch.cat([low, high]), torch.cat([high, low])
+    return tuple(each % 8 for each in both) if directions == "first graph" else both  # type: ignore[return-value]
+
+
+class Bonds(nn.Module):
+    """Passes messages along bonds whose ends come as two tensors."""
+
+    def __init__(self, *, twice: bool) -> None:
+        super().__init__()
+        self.embed, self.head, self.twice = nn.Linear(4, 8), nn.Linear(8, 1), twice
+
+    def forward(self, x: Tensor, source: Tensor, sink: Tensor) -> Tensor:
+        h = self.embed(x).relu()
+        sums = torch.zeros_like(h).index_add(0, sink, h[source])
+        if self.twice:
+            sums = sums + torch.zeros_like(h).scatter_add(
+                0, source[:, None].expand(-1, 8), h.index_select(0, sink)
+            )
+        out: Tensor = self.head(h + sums)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("directions", "twice", "rule"),
+    [
+        ("up", False, "one_way_messages"),
+        ("down", False, "one_way_messages"),
+        ("up", True, ""),
+        ("both", False, ""),
+        ("first graph", False, "unreached_nodes"),
+    ],
+)
+def test_the_ends_of_edges(directions: str, twice: bool, rule: str, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        source, sink = chain_of_atoms(directions)
+        rows = -(-(int(sink.max()) + 1) // 8) * 8 if directions != "first graph" else len(source)
+        x = torch.randn(rows, 4)
+        return F.mse_loss(model(x, source, sink), x[:, :1])
+
+    seen = names(tmp_path, loss, Bonds(twice=twice))
+    assert seen & {"one_way_messages", "unreached_nodes"} == {rule} - {""}
+
+
 def sliced(model: nn.Module, *, shift: int) -> Tensor:
     """Cut inputs and targets from one tensor, too large to be stored without samples."""
     text = torch.randint(0, 7, (96, 21))

@@ -83,7 +83,8 @@ class Telling:
     _scores: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _scaled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _uniform: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # random numbers
-    _gathered: list[torch.Tensor] = field(default_factory=list)  # indices of rows
+    # indices by which rows were gathered, and the number of rows to choose from
+    _gathered: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     # positions read from sequences, and where the last one was read
     _read_at: dict[int, tuple[weakref.ref[torch.Tensor], set[int], str]] = field(
         default_factory=dict
@@ -418,21 +419,26 @@ class Telling:
         if is_capturing() or rows.numel() > _MOST_ELEMENTS:
             return
         ordered = bool((rows.diff() >= 0).all())
-        gathered = [each for each in self._gathered if each.numel() == rows.numel()]
+        into = result.shape[0]
+        gathered = [each for each, _ in self._gathered if each.numel() == rows.numel()]
+        for sources, count in self._gathered:
+            if count == into and sources.numel() == rows.numel() and not torch.equal(sources, rows):
+                self._note("messages", **_messages(sources, rows, into))
+                break
         if gathered and all(torch.equal(each, rows) for each in gathered) and not ordered:
-            self._note("own messages", rows=rows.numel(), into=result.shape[0], function=name)
-        self._note("pooled", rows=rows.numel(), into=result.shape[0], sorted=ordered, function=name)
+            self._note("own messages", rows=rows.numel(), into=into, function=name)
+        self._note("pooled", rows=rows.numel(), into=into, sorted=ordered, function=name)
 
-    def _gather(self, index: Any, result: Any) -> None:
+    def _gather(self, given: Any, index: Any, result: Any) -> None:
         """Store the index by which rows with a gradient are gathered."""
         if not isinstance(index, torch.Tensor) or not isinstance(result, torch.Tensor):
             return
         if index.dim() == 1 and index.dtype == torch.int64 and result.requires_grad:
-            self._gathered.append(index)
+            self._gathered.append((index, given.shape[0]))
 
     def _pick_rows(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
         given = {**dict(zip(("input", "dim", "index"), args, strict=False)), **kwargs}
-        self._gather(given.get("index"), result)
+        self._gather(given.get("input"), given.get("index"), result)
 
     def _sample(self, _name: str, _args: Args, _kwargs: Kwargs, result: Any) -> None:
         if isinstance(result, torch.Tensor) and result.numel() > 1:
@@ -554,7 +560,7 @@ class Telling:
 
     def _index(self, _name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         given, index = args[0], args[1] if len(args) > 1 else None
-        self._gather(index, result)
+        self._gather(given, index, result)
         if isinstance(index, tuple) and len(index) == 2 and not _is_all(index[0]):
             self._pick_pairs(given, *index)
         if isinstance(index, tuple) and len(index) > 1 and _is_all(index[0]):
@@ -603,6 +609,18 @@ class Telling:
         state = result[1]
         if isinstance(state, torch.Tensor) and state.requires_grad:
             self._states[id(state)] = weakref.ref(state)
+
+
+def _messages(sources: torch.Tensor, targets: torch.Tensor, nodes: int) -> dict[str, Any]:
+    """Return the facts about the edges of a graph along which messages are passed."""
+    pairs = torch.stack([sources, targets])[:, sources != targets]
+    count = pairs.shape[1]
+    return {
+        "edges": count,
+        "nodes": nodes,
+        "reached": int(pairs.max()) + 1 if count else 0,
+        "upwards": int((pairs[0] < pairs[1]).sum()),
+    }
 
 
 def _is_all(index: Any) -> bool:

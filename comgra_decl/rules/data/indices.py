@@ -12,6 +12,7 @@ from comgra_decl.rules.api import (
     Count,
     FactRule,
     Finding,
+    Place,
     Rule,
     RuleParameters,
     Scene,
@@ -21,6 +22,7 @@ from comgra_decl.rules.api import (
 )
 
 _REACHED = 0.5  # share of the nodes
+_EDGES = 16  # from which a direction is no coincidence
 
 
 class EdgeParameters(RuleParameters):
@@ -92,11 +94,32 @@ class UnreachedNodes(Rule):
                     evidence={"share": share, "records": records},
                 )
             ]
-        return []
+        return self._of_messages(scene)
+
+    def _of_messages(self, scene: Scene) -> list[Finding]:
+        """Judge the indices by which messages are passed."""
+        facts = [f for f in scene.told("messages") if f["nodes"] >= 8]
+        facts = [f for f in facts if 2 * f["edges"] >= f["nodes"]]
+        sizes = {int(fact["nodes"]) for fact in facts}
+        share = max((fact["reached"] / fact["nodes"] for fact in facts), default=1.0)
+        if len(sizes) < 2 or share > _REACHED:
+            return []
+        return [
+            self.finding(
+                scene,
+                place=Place(str(facts[0]["where"])),
+                first_step=0,
+                message=f"The edges along which {facts[0]['where']} passes messages reach at most "
+                f"the first {share:.0%} of the nodes ({min(sizes)} to {max(sizes)}); no edge "
+                "contains an index of the others.",
+                evidence={"share": share},
+            )
+        ]
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
-        return None if self._seen else "no model receives edges, [2, edges], and rows for nodes"
+        known = bool(self._seen) or bool(scene.told("messages"))
+        return None if known else "no model receives edges and rows for nodes"
 
 
 def _is_given(info: SlotInfo) -> bool:
@@ -149,6 +172,48 @@ class OwnMessages(FactRule):
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
         return _pooled_missing(scene)
+
+
+class OneWayMessages(FactRule):
+    """Messages that pass along each edge in one direction only."""
+
+    name = "one_way_messages"
+    severity = "hint"
+    certainty = 0.55
+    definition = (
+        "In the first records, rows are gathered and added to other rows along at least "
+        f"{_EDGES} edges, all of which lead from a smaller to a larger index, or all from a larger "
+        "to a smaller one. No sum uses the reverse edges, so each node hears only one side of its "
+        "neighbours. This is right for directed graphs whose nodes are in order."
+    )
+    source = (
+        "PyTorch Geometric, `to_undirected`: an undirected edge is stored once for each direction. "
+        "Our own definition."
+    )
+    advice = (
+        "If edges have no direction, add their reverse: torch.cat([edges, edges.flip(0)], 1), and "
+        "repeat their attributes."
+    )
+    kind = "messages"
+    shown = ("edges", "nodes")
+
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return the messages, if all have the same direction."""
+        found = super().chosen(scene)
+        up, every = (sum(int(fact[name]) for fact in found) for name in ("upwards", "edges"))
+        return found if every >= _EDGES and up in (0, every) else []
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        order = "larger" if fact["upwards"] else "smaller"
+        return (
+            f"{fact['where']} passes messages along {fact['edges']} edges, all of them to the node "
+            f"with the {order} index. None of the edges is used in the other direction."
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return None if scene.told("messages") else "no messages between nodes in the first records"
 
 
 class UnsortedPooling(FactRule):
