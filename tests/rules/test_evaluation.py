@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from comgra_decl.records import MODES
-from comgra_decl.rules.data.evaluation import EvaluationGap
+from comgra_decl.rules.data.evaluation import EvaluationGap, OwnStatistics
 from comgra_decl.rules.structure.evaluation_mode import TrainingInEvaluationMode
 from tests.rules.tape import Tape
 from tests.rules.trainings import fit, found, regression
@@ -157,3 +157,40 @@ def test_a_real_training_in_evaluation_mode(
     found_ = found(tmp_path, training)
     expected = [] if severity is None else [("training_in_evaluation_mode", severity, left_at)]
     assert [(f.rule, f.severity, f.first_step) for f in found_] == expected
+
+
+# -- evaluation data that is standardized by itself --------------------------------------------------
+
+
+def standardized(x: np.ndarray, axis: int = 0) -> np.ndarray:
+    return (x - x.mean(axis, keepdims=True)) / x.std(axis, keepdims=True)
+
+
+TRAIN, TEST = RNG.gamma(2, size=(300, 6)), RNG.gamma(2, size=(64, 6)) + 0.4
+SCALED = (TEST - TRAIN.mean(0)) / TRAIN.std(0)
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluations", "severity"),
+    [
+        (standardized(TRAIN)[:48], [standardized(TEST)], "hint"),
+        (standardized(TRAIN)[:48], [standardized(TEST), standardized(TRAIN)], "warning"),
+        (standardized(TRAIN), [standardized(TEST)], "warning"),
+        (standardized(TRAIN)[:48], [SCALED], None),
+        (standardized(TRAIN), [standardized(TRAIN), SCALED], None),
+        (standardized(TRAIN[:48], 1), [standardized(TEST, 1)], None),
+        (TRAIN[:48], [TEST], None),
+    ],
+    ids=["batches", "both", "full batch", "right", "right, full batch", "by sample", "raw"],
+)
+def test_evaluation_data_with_statistics_of_its_own(
+    train: np.ndarray, evaluations: list[np.ndarray], severity: str | None
+) -> None:
+    tape = Tape()
+    slot = tape.slot("input", (48, 6), role="input", kind="input", class_="")
+    for step in range(4):
+        tape.record({slot: train}, step=step)
+        for x in evaluations:
+            tape.record({slot: x}, step=step, mode="eval")
+    findings = tape.findings(OwnStatistics())
+    assert [finding.severity for finding in findings] == ([severity] if severity else [])

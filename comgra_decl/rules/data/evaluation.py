@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from comgra_decl.rules.api import (
     Place,
     Previous,
     Rule,
+    RuleParameters,
     Scene,
     SlotInfo,
     SlotRule,
@@ -31,6 +33,8 @@ from comgra_decl.rules.api import (
 )
 
 _CATCHES_UP = 0.7  # share of the logarithm of the factor that remains by the next evaluation
+_EXACT = 1e-5  # largest mean of data that is standardized exactly
+_UNIT = 0.02  # of standard deviations: they may be divided by n or by n - 1
 _MOST_WAITING = 64  # number of pending evaluations; a run may evaluate only after training
 
 
@@ -220,16 +224,16 @@ class EvaluationShift(Rule):
 
     def look(self, window: Window) -> None:
         """Add up the means and variances of inputs in training."""
-        for role, _, mean, spread in _inputs(window, "forward"):
-            known = self._train.setdefault(role, [0.0, 0.0, 0.0, 0.0])
-            for number, value in enumerate((1.0, mean, mean**2, spread**2)):
+        for each in _inputs(window, "forward"):
+            known = self._train.setdefault(each.role, [0.0, 0.0, 0.0, 0.0])
+            for number, value in enumerate((1.0, each.mean, each.mean**2, each.spread**2)):
                 known[number] += value
 
     def look_at_evaluation(self, window: Window) -> None:
         """Store the means of inputs in evaluation."""
-        for role, step, mean, _ in _inputs(window, "forward"):
-            known = self._evaluated.setdefault(role, [])
-            known.append((step, mean))
+        for each in _inputs(window, "forward"):
+            known = self._evaluated.setdefault(each.role, [])
+            known.append((each.step, each.mean))
             del known[: -self.parameters.patience]
 
     def findings(self, scene: Scene) -> list[Finding]:
@@ -265,8 +269,110 @@ class EvaluationShift(Rule):
         return None
 
 
-def _inputs(window: Window, pass_: str) -> Iterator[tuple[str, int, float, float]]:
-    """Yield (role, step, mean, standard deviation) of the model's first inputs in each record."""
+class OwnStatisticsParameters(RuleParameters):
+    """Options of `own_statistics`."""
+
+    samples: Count = 32
+    """Smallest number of samples in an evaluation."""
+
+
+class OwnStatistics(Rule):
+    """Evaluation data that is standardized with its own mean and standard deviation."""
+
+    name = "own_statistics"
+    severity = "hint"
+    certainty = 0.6
+    definition = (
+        "A floating-point input of the model has a mean of 0 (within "
+        f"{_EXACT:g}) and a standard deviation of 1 (within {_UNIT:g}) over all of the at least "
+        "`samples` samples of an evaluation record, although its samples have different means. "
+        "Data that is scaled with the statistics of other data has such a mean by chance only. "
+        "Batches in training do not have it, or have it with another number of samples. If two "
+        "evaluations of different sizes have it, the finding is a warning: only one of them can "
+        "be the training data."
+    )
+    source = (
+        "scikit-learn's documentation, Common pitfalls, inconsistent preprocessing: the test data "
+        "is transformed with statistics of the training data. Our own definition."
+    )
+    advice = (
+        "Compute the mean and the standard deviation once, from the training data, and use them "
+        "for all data: scaler.fit(train), then scaler.transform(test), not fit_transform(test)."
+    )
+    Parameters = OwnStatisticsParameters
+
+    # by role: numbers of samples in training batches that are standardized exactly, or not
+    _train: dict[str, tuple[set[int], set[int]]] = per_run(dict)
+    _exact: dict[str, dict[int, int]] = per_run(dict)  # by role: first step by number of samples
+    _evaluations = 0
+
+    def look(self, window: Window) -> None:
+        """Store which training batches have a mean of 0 and a deviation of 1."""
+        for given, exact in self._judged(window):
+            known = self._train.setdefault(given.role, (set(), set()))
+            known[not exact].add(given.samples)
+
+    def look_at_evaluation(self, window: Window) -> None:
+        """Store which evaluations have a mean of 0 and a deviation of 1."""
+        for given, exact in self._judged(window):
+            self._evaluations += 1
+            if exact:
+                self._exact.setdefault(given.role, {}).setdefault(given.samples, given.step)
+
+    def _judged(self, window: Window) -> Iterator[tuple[_Input, bool]]:
+        for given in _inputs(window, "forward"):
+            if given.samples >= self.parameters.samples:
+                exact = abs(given.mean) < _EXACT and abs(given.spread - 1) < _UNIT
+                # each sample may be standardized by itself
+                yield given, exact and given.between > _UNIT
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding about the first input."""
+        for role, sizes in self._exact.items():
+            exactly, otherwise = self._train.get(role, (set(), set()))
+            sizes = {n: step for n, step in sizes.items() if otherwise or n not in exactly}
+            if not sizes:
+                continue
+            several = len(sizes) > 1 or bool(exactly)
+            unless = "" if several else ", unless these are the training data"
+            samples, step = min(sizes.items(), key=lambda item: item[1])
+            return [
+                self.finding(
+                    scene,
+                    place=Place("input", role),
+                    first_step=step,
+                    message=f"The {samples} samples of {role} in an evaluation have a mean of 0 "
+                    "and a standard deviation of 1: they are standardized with their own "
+                    f"statistics instead of those of the training data{unless}.",
+                    evidence={"samples": samples},
+                    **({"severity": "warning", "certainty": 0.75} if several else {}),
+                )
+            ]
+        return []
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return the reason why the run could not be checked, or None."""
+        if not self._evaluations:
+            return f"no evaluation with inputs of at least {self.parameters.samples} samples"
+        return None
+
+
+class _Input(NamedTuple):
+    """An input of the model in a record, over all its samples.
+
+    `between` is the standard deviation of the samples' means.
+    """
+
+    role: str
+    step: int
+    samples: int
+    mean: float
+    spread: float
+    between: float
+
+
+def _inputs(window: Window, pass_: str) -> Iterator[_Input]:
+    """Yield the model's first inputs in each record."""
     infos = window.table.infos
     at = np.array(
         [i.id for i in infos if i.kind == "input" and "float" in i.dtype and _is_first(i, pass_)],
@@ -275,10 +381,18 @@ def _inputs(window: Window, pass_: str) -> Iterator[tuple[str, int, float, float
     if not len(at) or not window.has("mean", "std"):
         return
     mean = window.read("mean", at).astype(np.float64)
-    spread = np.hypot(window.read("std", at), window.read("mean", at, "std"))
-    for row, column in np.argwhere(window.present[:, at] & np.isfinite(mean)).tolist():
-        role = infos[int(at[column])].key.role
-        yield role, int(window.steps[row]), float(mean[row, column]), float(spread[row, column])
+    between = window.read("mean", at, "std").astype(np.float64)
+    within = np.hypot(window.read("std", at), window.read("std", at, "std"))
+    samples = window.samples(at)
+    for place in zip(*np.nonzero(window.present[:, at] & np.isfinite(mean)), strict=True):
+        yield _Input(
+            infos[int(at[place[1]])].key.role,
+            int(window.steps[place[0]]),
+            int(samples[place]),
+            float(mean[place]),
+            float(np.hypot(within[place], between[place])),
+            float(between[place]),
+        )
 
 
 def _is_first(info: SlotInfo, pass_: str) -> bool:
