@@ -305,6 +305,7 @@ _SETTINGS = (
     "bidirectional",
     "dropout",
     "eps",
+    "groups",
     "momentum",
     "p",
     "track_running_stats",

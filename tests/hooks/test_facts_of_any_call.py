@@ -93,7 +93,9 @@ def test_facts_are_read_from_each_call_that_torch_accepts(name: str) -> None:
             continue
         accepted += 1
         telling = Telling(tokens=weakref.ref(tokens))
-        telling.bootstraps.is_computed = lambda tensor: tensor.requires_grad
+        telling.bootstraps.computed_sources = lambda tensor: frozenset(
+            {1} if tensor.requires_grad else ()
+        )
         with torch._C.DisableTorchFunction():
             telling.see(name, args, {}, result)
             telling.see("softmax", (result, -1), {}, result)  # what others make of it

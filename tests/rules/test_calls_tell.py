@@ -36,6 +36,9 @@ Between = Callable[[Tensor], Tensor]
         ([8, 64, 4, 6], [8, 16, 16, 6], None),
         ([8, 64, 1, 1], [8, 16, 2, 2], None),  # a map from a vector, as a generator begins
         ([32, 20, 64], [20, 32, 64], True),
+        ([47, 48], [48, 47], None),  # without a diagonal
+        ([8, 4, 9, 10], [8, 4, 10, 9], None),  # relative positions
+        ([9, 10, 64], [10, 9, 64], True),
         ([8, 16, 64], [8, 64, 16], False),  # perhaps merges four steps
         ([8, 16, 32], [8, 32, 16], None),  # or shifts by relative positions
         ([32, 128], [128, 32], None),  # heads of each sample: [batch * heads, size]

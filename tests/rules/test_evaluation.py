@@ -159,7 +159,7 @@ def test_a_real_training_in_evaluation_mode(
     assert [(f.rule, f.severity, f.first_step) for f in found_] == expected
 
 
-# -- evaluation data that is standardized by itself --------------------------------------------------
+# -- evaluation data that is standardized by itself ------------------------------------------------
 
 
 def standardized(x: np.ndarray, axis: int = 0) -> np.ndarray:

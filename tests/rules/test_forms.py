@@ -562,3 +562,91 @@ def test_a_weight_that_separately_called_modules_share_is_trained(tmp_path: Path
             optimizer.step()
 
     assert "untrained_parameter" not in found(tmp_path, train)
+
+
+def test_filters_of_channels_may_begin_alike(tmp_path: Path) -> None:
+    """Each of them receives a channel of its own, as a moving average does."""
+
+    class Averages(nn.Module):
+        def __init__(self, *, dense: bool) -> None:
+            super().__init__()
+            self.dense, self.head = dense, nn.Linear(6, 3)
+            self.filters = nn.Parameter(torch.full((6, 6 if dense else 1, 5), 0.2))
+            self.layer = nn.Conv1d(6, 6, 3, padding=1, groups=6)
+            nn.init.constant_(self.layer.weight, 1 / 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            groups = 1 if self.dense else 6
+            out: Tensor = self.head(F.conv1d(self.layer(x), self.filters, groups=groups).mean(-1))
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 6, 16)
+        return F.cross_entropy(model(x), x[:, :3].mean(-1).argmax(1))
+
+    assert "identical_units" not in names(tmp_path / "a", loss, Averages(dense=False))
+    assert "identical_units" in names(tmp_path / "b", loss, Averages(dense=True))
+
+
+def test_frozen_weights_may_be_replaced_by_generated_ones(tmp_path: Path) -> None:
+    core = nn.Linear(8, 4).requires_grad_(False)
+
+    def loss(generator: nn.Module) -> Tensor:
+        made = generator(torch.randn(1, 4))[0]
+        weights = {"weight": made[:32].view(4, 8), "bias": made[32:]}
+        return F.mse_loss(
+            torch.func.functional_call(core, weights, torch.randn(N, 8)), torch.ones(N, 4)
+        )
+
+    assert "large_update" not in names(tmp_path, loss, mlp(4, 36), steps=12)
+
+
+# -- pairs -----------------------------------------------------------------------------------------
+
+
+def test_samples_may_be_compared_with_each_datum(tmp_path: Path) -> None:
+    """An energy distance between two sets of numbers, one of them generated."""
+
+    def loss(model: nn.Module) -> Tensor:
+        data, one, two = torch.randn(N), model(torch.randn(N, 4)), model(torch.randn(N, 4))
+        return 2 * (one - data).abs().mean() - (one - two.T).abs().mean()
+
+    assert "silent_broadcasting" not in names(tmp_path, loss, mlp(4, 1))
+
+
+def test_a_diagonal_may_be_cut_off_by_views(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        z = F.normalize(model(torch.randn(N, 4)), dim=1)
+        scores = (z @ z.T).flatten()[1:].view(N - 1, N + 1)[:, :-1].reshape(N, N - 1)
+        return F.cross_entropy(scores / 0.2, torch.arange(N) % (N - 1))
+
+    assert "view_for_permute" not in names(tmp_path, loss, mlp(4, 8))
+
+
+@pytest.mark.parametrize("policy", [True, False])
+def test_a_policy_may_be_called_twice_with_the_same_states(policy: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x, actions = torch.randn(N, 4), torch.randint(0, 3, (N, 1))
+        one, two = model(x).log_softmax(1), model(x.clone()).log_softmax(1)
+        if not policy:
+            return -(F.normalize(one) * F.normalize(two)).sum(1).mean() - one.std() - two.std()
+        entropy = -(two.exp() * two).sum(1).mean()
+        return -(one.gather(1, actions)[:, 0] * torch.randn(N)).mean() - 0.02 * entropy
+
+    findings = found(tmp_path, lambda: fit(mlp(4, 3), loss, steps=8))
+    assert findings["identical_views"].severity == ("hint" if policy else "warning")
+
+
+def test_noisy_targets_of_a_bounded_answer_are_a_warning(tmp_path: Path) -> None:
+    def severity(noise: float, spread: float) -> str:
+        def loss(model: nn.Module) -> Tensor:
+            x = torch.randn(N, 4)
+            y = (spread * x).sigmoid() if spread else 2 * x.clamp(-1, 1)
+            return F.mse_loss(model(x), y + noise * torch.randn(N, 4))
+
+        root = tmp_path / f"{noise} {spread}"
+        model = nn.Sequential(mlp(4, 4), nn.Sigmoid())
+        return found(root, lambda: fit(model, loss, steps=8))["bounded_answer"].severity
+
+    assert severity(0.15, 0.7) == "warning"
+    assert severity(0.0, 0.0) == "error"

@@ -350,7 +350,7 @@ def test_gradients_that_accumulate_within_a_step_are_not(program: Callable[[], N
     assert not findings(StaleGradient(), program)
 
 
-# -- gradients that are cleared too early -----------------------------------------------------------
+# -- gradients that are cleared too early ----------------------------------------------------------
 
 
 def clearing(when: str, *, set_to_none: bool = True) -> Callable[[], None]:
@@ -374,13 +374,13 @@ def clearing(when: str, *, set_to_none: bool = True) -> Callable[[], None]:
 def in_backward() -> None:
     """The optimizer steps and clears the gradient of each parameter as soon as it is there."""
     model = net(4)
-    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
-
-    def step(parameter: Tensor) -> None:
-        optimizers[parameter].step()
-        optimizers[parameter].zero_grad()
-
     for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=0.01)
+
+        def step(_: Tensor, optimizer: torch.optim.SGD = optimizer) -> None:
+            optimizer.step()
+            optimizer.zero_grad()
+
         parameter.register_post_accumulate_grad_hook(step)
     for _ in range(4):
         model(torch.randn(BATCH, 4)).square().mean().backward()

@@ -882,6 +882,38 @@ def test_log_probabilities_of_other_actions(fresh: bool, used: str, tmp_path: Pa
     assert ("fresh_actions" in names(tmp_path, loss, ActorCritic())) is wrong
 
 
+def test_further_actions_may_estimate_the_entropy(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        policy = torch.distributions.Categorical(logits=model(torch.randn(N, 4))[0])
+        executed, further = policy.sample(), policy.sample()
+        reward = 1.0 - (executed - 1) ** 2
+        guess = policy.log_prob(further)
+        return -(policy.log_prob(executed) * reward).mean() + 0.01 * (guess * guess.detach()).mean()
+
+    assert "fresh_actions" not in names(tmp_path, loss, ActorCritic())
+
+
+@pytest.mark.parametrize("updated", [True, False])
+def test_the_program_may_update_parameters_itself(updated: bool, tmp_path: Path) -> None:
+    body, head = mlp(4, 3), mlp(4, 3)
+
+    def training() -> None:
+        optimizer = torch.optim.Adam(body.parameters(), 0.01)
+        for _ in range(5):
+            x, y = torch.randn(N, 4), torch.randint(0, 3, (N,))
+            optimizer.zero_grad()
+            F.cross_entropy(body(x), y).backward()
+            optimizer.step()
+            F.cross_entropy(head(x), y).backward()
+            with torch.no_grad():
+                for parameter in head.parameters():
+                    assert parameter.grad is not None
+                    parameter.sub_(parameter.grad, alpha=0.1 if updated else 0.0)
+                    parameter.grad = None
+
+    assert ("useless_backward" in found(tmp_path, training)) is not updated
+
+
 @pytest.mark.parametrize("right", [False, True])
 def test_a_loss_whose_parameters_no_optimizer_holds(right: bool, tmp_path: Path) -> None:
     actor, critic = mlp(4, 1), mlp(5, 1)

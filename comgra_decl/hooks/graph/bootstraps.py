@@ -91,9 +91,7 @@ class Bootstraps:
         elif name in ("ones", "ones_like"):  # known, so not taken for a mask
             self._set(result, _Origin())
         elif name in _SAME or name in _REDUCING or name in _PICKING:
-            self._pass_on(args, result)
-            if name in _PICKING:
-                self._pick(args, result)
+            self._pass_on(name, args, result)
         elif name in ("stack", "cat"):
             self._order(args, note)
         elif name in _PRODUCTS:
@@ -102,6 +100,10 @@ class Bootstraps:
             self._add(args, kwargs.get("alpha", 1), result, note)
         elif name in ("addcmul", "addcmul_") and len(args) > 2:
             self._add_product(args, kwargs.get("value", 1), result, note)
+        self._make(name, result)
+
+    def _make(self, name: str, result: Any) -> None:
+        """Store what the result of a call depends on, unless it only has another form."""
         if name not in _SAME and _is_numbers(result) and (sources := self._sources(result)):
             self._made[id(result)] = weakref.ref(result), sources
 
@@ -113,11 +115,13 @@ class Bootstraps:
         if isinstance(tensor, torch.Tensor):
             self._origins[id(tensor)] = weakref.ref(tensor), origin
 
-    def _pass_on(self, args: tuple[Any, ...], result: Any) -> None:
+    def _pass_on(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         origin = self._of(args[0]) if args else None
         if origin is not None:
             for each in result if isinstance(result, (tuple, list)) else (result,):
                 self._set(each, origin)
+        if name in _PICKING:
+            self._pick(args, result)
 
     def _mask(self, name: str, args: tuple[Any, ...], result: Any, note: Note) -> None:
         if name == "__setitem__":

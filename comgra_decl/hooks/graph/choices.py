@@ -87,6 +87,15 @@ class Choices:
 
     @property
     def fresh(self) -> list[Choice]:
-        """The actions that only select log-probabilities."""
+        """The actions that only select log-probabilities.
+
+        None if others of the same shape select log-probabilities and are executed: further ones
+        may estimate an entropy.
+        """
         choices = {id(choice): choice for _, choice in self._known.values()}.values()
-        return [choice for choice in choices if choice.scored and not choice.used]
+        executed = [choice.shape for choice in choices if choice.scored and choice.used]
+        return [
+            choice
+            for choice in choices
+            if choice.scored and not choice.used and choice.shape not in executed
+        ]

@@ -311,15 +311,15 @@ class Leaves:
         """Return the losses none of whose parameters any optimizer holds: number and shapes.
 
         A model must hold them all: the parameters of sharded models are replaced while they run.
-        Optimizers that have not stepped yet count too. A loss of copies of trained parameters, as
-        in meta-learning, trains those by other means. To be called before `outside`, which ends
-        the search.
+        Optimizers that have not stepped yet count too, and so do the program's own updates. A loss
+        of copies of trained parameters, as in meta-learning, trains those by other means. To be
+        called before `outside`, which ends the search.
         """
         losses, self._losses = self._losses, []
         found: list[tuple[int, list[list[int]]]] = []
         for references in losses:
             tensors = [t for reference in references if (t := reference()) is not None]
-            trained = any(id(tensor) in self._others for tensor in tensors)
+            trained = any(id(tensor) in self._others or self._moved(tensor) for tensor in tensors)
             if trained or len(tensors) != len(references) or not all(map(holds, tensors)):
                 continue
             if not found:  # searching all objects takes time
@@ -330,6 +330,15 @@ class Leaves:
                 continue
             found.append((len(tensors), [[*tensor.shape] for tensor in tensors[:3]]))
         return found
+
+    def _moved(self, tensor: torch.Tensor) -> bool:
+        """Whether the program has changed a tensor since it was first seen."""
+        known = self._seen.get(id(tensor))
+        if known is None or known.tensor() is not tensor or known.part is None:
+            return False
+        with quiet():
+            part = _part_of(tensor)
+            return part is not None and not torch.equal(part, known.part)
 
     def _copied(self, parts: list[tuple[tuple[int, ...], torch.Tensor | None]]) -> bool:
         """Whether a tensor, given by shape and part, began as a copy of an optimized one."""

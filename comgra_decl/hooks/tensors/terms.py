@@ -80,6 +80,7 @@ def terms_of(loss: torch.Tensor) -> list[dict[str, Any]]:
           with "elements" elements. If the prediction is "made by" a sigmoid, a softmax or a tanh,
           "range" holds the limits of that function, and "target" those of the target.
         - "broadcast": a "prediction" of shape [n, 1] or [n] minus data has the "result" [n, n].
+        - "pairwise": outputs are compared with each other: their difference is [n, n].
         - "divergence": the divergence of a Gaussian posterior from the standard one. Its "weight"
           is 1 for the sum over all elements. "variance as scale" is whether samples are scaled by
           the variance rather than by its root, and "deterministic" whether nothing but the
@@ -591,7 +592,7 @@ def _broadcasts(loss: torch.Tensor) -> list[dict[str, Any]]:
         if len(after) == 2 and after[0] == after[1] > 1:
             expanded = [each for each in given if _shape(each) in ((after[0], 1), (after[0],))]
             if len(given) == 2 and expanded:
-                return []
+                return [{"kind": "pairwise"}]
             if expanded and function_name(expanded[0][0]) not in _MEANT:
                 before = [*_shape(expanded[0])]
                 found.append({"kind": "broadcast", "prediction": before, "result": [*after]})

@@ -32,6 +32,8 @@ class IdenticalViews(Rule):
         "although the samples differ from each other. If both calls receive one and the same "
         "tensor, an untrained model of the same class (a teacher) must also be called twice. The "
         "gradient at both outputs is not zero. "
+        "The finding is only a hint where a target is compared, or a loss contains a policy "
+        "gradient, since a model may be called twice for other purposes. "
         "The two augmented views, or the two sides of a pair, are then identical."
     )
     source = (
@@ -82,6 +84,7 @@ class IdenticalViews(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first model that receives the same input twice."""
+        other = scene.supervised or any(scene.terms("policy"))
         for node, (count, first) in self._runs.items():
             if count >= self.parameters.patience:
                 slot = next(i.id for i in scene.table.infos if i.key.node == node)
@@ -90,7 +93,7 @@ class IdenticalViews(Rule):
                         scene,
                         place=scene.table.place(slot),
                         first_step=first,
-                        **({"severity": "hint"} if scene.supervised else {}),
+                        **({"severity": "hint"} if other else {}),
                         message=f"{node} is called twice per step and receives exactly the same "
                         "input both times, so its outputs are the same. The two views of each "
                         "pair are identical.",

@@ -27,6 +27,7 @@ _RANGES = {"Sigmoid": (0.0, 1.0), "Tanh": (-1.0, 1.0), "Softmax": (0.0, 1.0)}
 
 _FEWEST = 2  # records whose losses were read
 _MARGIN = 0.05  # of the range, by which targets may exceed it
+_WIDE = 1.9  # times the range of the function; below it, targets may be noisy
 _MOST_VALUES = 20  # different classes
 
 
@@ -40,7 +41,9 @@ class BoundedAnswer(Rule):
         "An elementwise regression loss compares a target with the result of a sigmoid, a softmax "
         "(0 to 1) or a tanh (-1 to 1). In at least `patience` records, targets are outside this "
         f"range by more than {_MARGIN:.0%} of it. A difference of the two that is squared is "
-        f"recognised in autograd's graph; the first {_FEWEST} records decide then."
+        f"recognised in autograd's graph; the first {_FEWEST} records decide then. The finding is "
+        f"only a warning if the targets span less than {_WIDE} times the range, as they may be "
+        "values within it with noise."
     )
     source = "The range of a function bounds what it returns. Our own definition."
     advice = (
@@ -106,9 +109,11 @@ class BoundedAnswer(Rule):
         place: Place | None = None,
     ) -> Finding:
         (low, high), (least, most) = limits, target
+        noisy = most - least < _WIDE * (high - low) and low < (least + most) / 2 < high
         return self.finding(
             scene,
             place=place,
+            severity="warning" if noisy else self.severity,
             first_step=step,
             message=f"The prediction is the result of a {made_by.lower()} and lies between {low:g} "
             f"and {high:g}, but its target ranges from {least:.3g} to {most:.3g}: the model cannot "

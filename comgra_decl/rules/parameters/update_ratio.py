@@ -50,7 +50,7 @@ class LargeUpdate(SlotRule):
         "not recorded, the rule uses the change in the weight's norm between records of "
         "consecutive steps, which cannot be larger than the norm of the update. Weights that "
         f"start near zero (root mean square below {_TINY:g}) are ignored in the first {_FIRST} "
-        "records."
+        "records, and so are frozen weights, in whose place a program may pass others."
     )
     source = (
         "A ratio of about 1e-3 is healthy (Karpathy, CS231n notes). TheDeepChecker warns above "
@@ -105,6 +105,13 @@ class LargeUpdate(SlotRule):
         self._size[at] = np.where(np.isnan(self._size[at]), first, self._size[at])
         early = window.first + np.arange(len(window)) < _FIRST
         return np.asarray(early[:, None] & (self._size[at] < _TINY))
+
+    def chosen(self, scene: Scene, fired: Slots) -> Slots:
+        """Leave out frozen weights, for which `functional_call` may pass generated ones."""
+        infos, facts = scene.table.infos, scene.parameters
+        keys = [(infos[slot].key.node, infos[slot].key.role) for slot in fired.tolist()]
+        frozen = [facts.get(key, {}).get("trainable", True) is False for key in keys]
+        return fired[~np.array(frozen, np.bool_)]
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Return the message for a slot."""

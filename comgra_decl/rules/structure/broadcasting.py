@@ -37,7 +37,8 @@ class SilentBroadcasting(Rule):
         "next to the batch dimension and at least two more dimensions. Other shapes are ignored, "
         "because they are common in the computation of distances. However the difference is "
         "written, autograd's graph shows whether an output of shape [n, 1] or [n] minus data has "
-        "the shape [n, n]; an output that was reshaped for it is ignored."
+        "the shape [n, n]; an output that was reshaped for it is ignored. Subtractions are also "
+        "ignored if a loss contains the differences of outputs from each other, [n, n]."
     )
     source = (
         "The first bug in the book chapter 'Debugging: Visualizing Activation Maps & Gradients'."
@@ -46,8 +47,9 @@ class SilentBroadcasting(Rule):
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first call whose shapes do not match."""
+        pairs = any(scene.terms("pairwise"))
         for call, seen in scene.calls.items():
-            if not _misfit(call):
+            if not _misfit(call) or (pairs and _is_subtraction(call)):
                 continue
             a, b = list(call.prediction.shape), list(call.target.shape)
             result = list(np.broadcast_shapes(call.prediction.shape, call.target.shape))
@@ -89,7 +91,7 @@ def _misfit(call: LossCall) -> bool:
     if call.function not in ELEMENTWISE or a == b or not a or not b:
         return False
     if len(a) == len(b):  # a target that was itself broadcast; a difference may be meant so
-        named = not call.function.endswith(("sub", "sub__"))
+        named = not _is_subtraction(call)
         return named and len(a) > 1 and a[1:] == (1,) * (len(a) - 1) and prod(b) > prod(a)
     try:
         result = np.broadcast_shapes(a, b)
@@ -99,11 +101,15 @@ def _misfit(call: LossCall) -> bool:
         return len(a) == 1 and b == (a[0], a[0])  # a target that was itself broadcast
     longer = max(a, b, key=len)
     distances = len(longer) == 3 and longer[-1] != 1  # [n, 1, d] - [m, d]
-    return not (call.function.endswith(("sub", "sub__")) and distances)
+    return not (_is_subtraction(call) and distances)
+
+
+def _is_subtraction(call: LossCall) -> bool:
+    return call.function.endswith(("sub", "sub__"))
 
 
 def _named(call: LossCall) -> str:
-    return "A subtraction" if call.function.endswith(("sub", "sub__")) else call.function
+    return "A subtraction" if _is_subtraction(call) else call.function
 
 
 def _advice(call: LossCall) -> str:

@@ -27,8 +27,9 @@ class ViewForPermute(Rule):
         "pixels. If one of two swapped "
         "dimensions is a multiple of the other, the view may also merge neighbouring dimensions. "
         "Such a case is only a hint, and it is not reported if one of the two is the batch or "
-        "twice as large as the other. Results of `cat` and `pad` are ignored, because a view of a "
-        "padded tensor shifts its rows (relative positions)."
+        "twice as large as the other. The last two dimensions are not reported if they differ by "
+        "1, because such a view cuts off a diagonal or shifts rows. Results of `cat` and `pad` are "
+        "ignored, because a view of a padded tensor shifts its rows (relative positions)."
     )
     source = (
         "PyTorch's documentation of `Tensor.view`: the new shape must keep the order of elements. "
@@ -87,9 +88,17 @@ def moved(
     """
     if _is_shuffle(source, target):
         return True
+    if _is_shift(source, target):
+        return None
     found = [_of_group(*group, batches) for group in _groups(source, target)]
     doubts = [each for each in found if each is not None]
     return max(doubts) if doubts else None
+
+
+def _is_shift(source: Sequence[int], target: Sequence[int]) -> bool:
+    """Whether a view changes [..., n - 1, n] to [..., n, n - 1], or the reverse."""
+    swapped = [*source[:-2], *reversed(source[-2:])]
+    return len(source) > 1 and swapped == [*target] and abs(source[-2] - source[-1]) == 1
 
 
 def _is_shuffle(source: Sequence[int], target: Sequence[int]) -> bool:

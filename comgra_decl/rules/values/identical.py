@@ -13,6 +13,7 @@ from comgra_decl.rules.api import (
     Measured,
     Patient,
     Scene,
+    SlotInfo,
     SlotRule,
     Slots,
     SlotTable,
@@ -40,7 +41,8 @@ class IdenticalUnits(SlotRule):
     certainty = 0.8
     definition = (
         "All elements of a weight with at least two dimensions are identical and nonzero at the "
-        "start, and its module has no random weight of the same shape, as a deviation has a mean. "
+        "start, its units receive the same inputs (they are not those of a depthwise convolution), "
+        "and its module has no random weight of the same shape, as a deviation has a mean. "
         "Alternatively, for `patience` records in a row, the units of a layer differ by less than "
         "`spread` times their mean magnitude. The rule compares the outputs of layers "
         "with weights (one value per unit) and the gradients of their biases."
@@ -95,16 +97,27 @@ class IdenticalUnits(SlotRule):
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leave out constant weights whose module has a random one of the same shape.
 
-        They are scales or deviations of the random weights, whose units differ.
+        They are scales or deviations of the random weights, whose units differ. Units of depthwise
+        convolutions receive different inputs.
         """
         infos = scene.table.infos
         known = range(min(len(self._constant), len(infos)))
         random = {(infos[i].key.node, infos[i].shape) for i in known if self._constant[i] == 0}
-        scales = [
-            infos[at].kind == "parameter" and (infos[at].key.node, infos[at].shape) in random
+        depthwise = {
+            str(module["node"])
+            for module in scene.documents.get("modules") or []
+            if (module.get("settings") or {}).get("groups", 1) > 1
+        }
+        left_out = [
+            infos[at].kind == "parameter"
+            and (
+                (infos[at].key.node, infos[at].shape) in random
+                or infos[at].key.node in depthwise
+                or _is_filter(infos[at])
+            )
             for at in fired.tolist()
         ]
-        return fired[~np.array(scales, np.bool_)]
+        return fired[~np.array(left_out, np.bool_)]
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Return the message for a slot."""
@@ -115,3 +128,8 @@ class IdenticalUnits(SlotRule):
             f"All units of {info.key.node} compute the same values: {scene.table.place(slot)} "
             f"differs between them by {self.streak.worst[slot]:.1e} of its magnitude."
         )
+
+
+def _is_filter(info: SlotInfo) -> bool:
+    """Whether a weight that is no layer's may hold one filter per channel, [channels, 1, ...]."""
+    return len(info.shape) > 2 and info.shape[1] == 1 and "Conv" not in info.module_class
