@@ -44,6 +44,10 @@ class UnwrittenRunError(DamagedRunError):
     """The run's folder contains no data: the program ended before the first commit."""
 
 
+class AccessError(ComgraError, PermissionError):
+    """The run belongs to another user, who has not allowed others to read it."""
+
+
 class FormatError(ComgraError, ValueError):
     """The run was written in a format this version cannot read."""
 

@@ -16,6 +16,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+ENDED = ("finished", "failed", "stopped")
+"""States of a run that has ended: normally, by an exception of the program, or because the process
+disappeared or recording stopped early."""
+
 RAW_STATISTICS = 8
 """Number of raw sums per row; see `Raw`."""
 

@@ -130,7 +130,7 @@ def picture_of(drawing: Drawing, label: str) -> Any:
         return styled(made, kind.__name__, {"color": BLUE}, bokeh={"height": 300})
     rows, columns = drawing.image.shape
     look: dict[str, Any] = {"invert_yaxis": True, "title": label, **_tile_axes(drawing)}
-    if drawing.square:
+    if drawing.to_scale:
         look["hooks"] = [_as_large_as_its_frame]
     bokeh, matplotlib = _sizes(drawing)
     down = f"{down} (down)" if down == across else down  # dimensions need different names
@@ -151,13 +151,13 @@ def picture_of(drawing: Drawing, label: str) -> Any:
 
 def _sizes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of Bokeh and Matplotlib that set the size of a picture."""
-    if not drawing.square:
+    if not drawing.to_scale:
         return {"height": _HEIGHT}, {"aspect": None}
     rows, columns = drawing.image.shape
-    width = _HEIGHT * columns / rows
+    width = _HEIGHT * columns / (rows * drawing.aspect)
     shrunk = min(1.0, _WIDEST / width)
     frame = {"frame_width": round(width * shrunk), "frame_height": round(_HEIGHT * shrunk)}
-    return frame, {"aspect": "equal"}
+    return frame, {"aspect": "equal" if drawing.aspect == 1 else width / _HEIGHT}
 
 
 def _tile_axes(drawing: Drawing) -> dict[str, Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _STYLES = {
     "live": "green",
     "waiting": "yellow",
+    "failed": "red",
     "stopped": "yellow",
     "damaged": "red",
     "unreadable": "red",

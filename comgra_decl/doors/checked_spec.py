@@ -196,9 +196,15 @@ def _not_usable(where: str, target: str) -> str | None:
         return reason
     module, _, name = target.rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
-    if found is None or (isinstance(found, type) and issubclass(found, BaseException)):
+    if found is None:
         return None
-    return "is not an exception class"
+    if not (isinstance(found, type) and issubclass(found, BaseException)):
+        return "is not an exception class"
+    try:
+        found("the message")
+    except Exception as error:  # noqa: BLE001 - of any class
+        return f"cannot be created from a message alone: {error}"
+    return None
 
 
 def _targets(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from .listing import RunSummary, below, facts_of, is_run, listed
 from .opening import require_folder
 from .overview import RunRow, overview_of, row_in, settings_in
 from .run import Run
+from .snapshot import aggregate
 from .statistics import LEVELS
 from .tables import table_html
 
@@ -173,7 +174,9 @@ class Group:
 
         Raises:
             MissingPackageError: polars is not installed; the message names the extra to install.
+            UnknownNameError: there is no such aggregate over the batch.
         """
+        aggregate(over_batch)
         polars = needed("polars", "queries")
         plugins = needed("polars.io.plugins", "queries")
         text, whole = polars.String, polars.Int64

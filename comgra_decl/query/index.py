@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.errors import StoreError, needed
-from comgra_decl.records import SEVERITIES
+from comgra_decl.records import ENDED, SEVERITIES
 from comgra_decl.store.folder import MANIFEST, read_file
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote
@@ -43,6 +43,12 @@ _KEPT, _ROW = "_kept", "_row"
 
 _WORTH = 20
 """Number of new lines from which the file is written unasked."""
+
+_MOST_STEPS = 1 << 53
+"""Limit of the numbers of records and of steps."""
+
+_LATEST = 1e11
+"""Latest start of a run in Unix seconds, within the range that calendars support."""
 
 _MOST_BYTES = 256 << 20
 """Largest size of the file, and of the lines in it. A line with its row takes some 3 kB."""
@@ -279,13 +285,31 @@ def _line(text: str, row: str | None) -> Line:
     found = json.loads(text)
     summary = found["summary"]
     checked = {
-        "state": _one_of(summary["state"], ("finished", "stopped")),
-        "records": int(summary["records"]),
-        "last_step": None if summary["last_step"] is None else int(summary["last_step"]),
-        "started": None if summary["started"] is None else float(summary["started"]),
-        "error": None if summary["error"] is None else str(summary["error"]),
+        "state": _one_of(summary["state"], ENDED),
+        "records": _whole(summary["records"]),
+        "last_step": None if summary["last_step"] is None else _whole(summary["last_step"]),
+        "started": _time(summary["started"]),
+        "error": _text_or_none(summary["error"]),
     }
     return Line(str(found["identity"]), tuple(map(int, found["ranks"])), checked, row)
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST_STEPS:
+        raise TypeError("not a number of records or a step")
+    return value
+
+
+def _time(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < _LATEST:
+        raise TypeError("not a time")
+    return float(value)
+
+
+def _text_or_none(value: Any) -> str | None:
+    if not isinstance(value, str | None):
+        raise TypeError("not a text")
+    return value
 
 
 def _decoded(row: str) -> RunRow | None:
@@ -295,7 +319,8 @@ def _decoded(row: str) -> RunRow | None:
     from .overview import RunRow
 
     try:
-        return TypeAdapter(RunRow).validate_python(json.loads(row))
+        found = TypeAdapter(RunRow).validate_python(json.loads(row))
+        return found if isinstance(found.seed, str | int | float | None) else None
     except (ValueError, RecursionError):
         return None
 

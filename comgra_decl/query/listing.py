@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from comgra_decl.errors import (
+    AccessError,
     ComgraError,
     DamagedRunError,
     FormatError,
@@ -48,10 +49,10 @@ class RunSummary:
     """Summary of one run in a list.
 
     `path` is its folder, or a `Remote` for a run in a bucket. `state` is "waiting", "live",
-    "finished" or "stopped". For a run that cannot be read, it is "damaged" or, if the run has a
-    newer format, "unreadable", and `error` gives the reason. `records` and `last_step` (of
-    training; None if there is none yet) are current at the time of listing; `started` is in unix
-    seconds.
+    "finished", "failed" or "stopped". For a run that cannot be read, it is "damaged" or, if the run
+    has a newer format or belongs to another user, "unreadable", and `error` gives the reason.
+    `records` and `last_step` (of training; None if there is none yet) are current at the time of
+    listing; `started` is in unix seconds.
     """
 
     path: Location
@@ -109,8 +110,8 @@ def _summary(path: Location, index: Index) -> RunSummary | None:
         where = path.absolute()
         return RunSummary(path, where.parent.name, where.name, **line.summary)
     index.drop(name)
-    before = index.identity(name, ranks := _own_folders(path))
     try:
+        before = index.identity(name, ranks := _own_folders(path))
         reader = open_reader(path)
         head = reader.head
         found = RunSummary(
@@ -130,6 +131,9 @@ def _summary(path: Location, index: Index) -> RunSummary | None:
         return None  # currently being created
     except StoreError:  # the bucket cannot be reached, so the state of its runs is unknown
         raise
+    except PermissionError as error:
+        why = str(error) if isinstance(error, AccessError) else f"permission denied: {error}"
+        return _broken(path, "unreadable", why)
     except ComgraError as error:
         state = "unreadable" if isinstance(error, FormatError) else "damaged"
         return _broken(path, state, str(error))
@@ -175,9 +179,9 @@ def _broken(path: Location, state: str, reason: str) -> RunSummary:
 def run_folders(root: Location, index: Index | None = None) -> Iterator[Location]:
     """Yield the run folders at or below `root`, at any depth, upper levels first.
 
-    Skips the contents of run folders, hidden folders, links, and folders that cannot be read. A
-    bucket has no folders, so all names below `root` are listed there. If a tree is too large to be
-    searched completely, a warning is logged once.
+    Skips the contents of run folders, hidden folders, and links. A folder that this user may not
+    read counts as a run if it is next to one. A bucket has no folders, so all names below `root`
+    are listed there. If a tree is too large to be searched completely, a warning is logged once.
 
     Args:
         root: where to search.
@@ -205,22 +209,29 @@ class Search:
     def __iter__(self) -> Iterator[Path]:
         """Yield the folders of runs."""
         level, depth = [self._root], 0
+        denied: list[Path] = []
+        groups: set[Path] = set()
         while level:
             below: list[Path] = []
             for folder in level:
                 if depth > _ALWAYS and self._names > _MOST:
                     self._end(depth - 1)
                     return
-                if self._is_known(folder):
-                    yield folder
-                    continue
-                names, inner = _content(folder)
+                names, inner = 0, None
+                if not self._is_known(folder):
+                    try:
+                        names, inner = _content(folder)
+                    except PermissionError:
+                        denied.append(folder)
+                        continue
                 self._names += names
                 if inner is None:
+                    groups.add(folder.parent)
                     yield folder
                 else:
                     below += inner
             level, depth = below, depth + 1
+        yield from (folder for folder in denied if folder.parent in groups)
 
     def _is_known(self, folder: Path) -> bool:
         return self._index is not None and bool(self._index.known(below(self._root, folder)))
@@ -241,14 +252,20 @@ _logged: set[str] = set()  # roots already logged: the viewer searches every sec
 
 
 def _content(folder: Path) -> tuple[int, list[Path] | None]:
-    """Return the number of names in a folder, and the folders in it; None for a run's folder."""
+    """Return the number of names in a folder, and the folders in it; None for a run's folder.
+
+    Raises:
+        PermissionError: this user may not read the folder.
+    """
     try:
         with os.scandir(folder) as found:
             entries = list(found)
         if {DATABASE, RANKS} & {entry.name for entry in entries} and is_run(folder):
             return len(entries), None
-    except DamagedRunError:
+    except (DamagedRunError, AccessError):
         return 0, None
+    except PermissionError:
+        raise
     except OSError:
         return 0, []
     return len(entries), [

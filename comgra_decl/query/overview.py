@@ -30,7 +30,7 @@ class RunRow:
 
     Attributes:
         group, name: names of the folders that contain the run.
-        state: "waiting", "live", "finished" or "stopped".
+        state: "waiting", "live", "finished", "failed" or "stopped".
         steps: number of training steps: the last recorded or logged step plus one; 0 if none.
         records: number of records of all types.
         started: start in Unix seconds.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from comgra_decl.store.last_seen import last_seen
 
+from .ranks.heartbeats import ENDED_EARLY
+
 if TYPE_CHECKING:
     from .run import Run
 
@@ -52,7 +54,7 @@ def ending_of(run: Run) -> Ending | None:
 
     If there are several ranks, it is the ending of the one that stopped first.
     """
-    first = run.first_stopped if len(run.ranks) > 1 and run.state == "stopped" else None
+    first = run.first_stopped if len(run.ranks) > 1 and run.state in ENDED_EARLY else None
     if first is not None:
         return _of_ranks(run, first)
     content = run.document("post_mortem")
@@ -67,7 +69,7 @@ def _of_ranks(run: Run, first: str) -> Ending:
     """Return how the rank that stopped first ended, preceded by the last steps of all ranks."""
     known = run.heartbeats
     times = dict(zip(run.ranks, known["seen"].tolist(), strict=True))
-    stopped = [rank for rank in times if known["state"][rank] == "stopped"]
+    stopped = [rank for rank in times if known["state"][rank] in ENDED_EARLY]
     own = run.rank(min(stopped, key=times.__getitem__)).ending
     lines = [
         f"rank {rank}: {row['state']}, step {row['step']}, "

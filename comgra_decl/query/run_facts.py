@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pandas as pd
 
 from comgra_decl.errors import DamagedRunError
+from comgra_decl.records import ENDED
 from comgra_decl.store.checks import NotedChecks, noted_checks
 from comgra_decl.store.location import Location, Where, location
 
@@ -50,10 +51,10 @@ class RunFacts:
 
     @property
     def state(self) -> str:
-        """State of the run: "waiting" (no record yet), "live", "finished" or "stopped".
+        """State of the run: "waiting" (no record yet), "live", "finished", "failed" or "stopped".
 
-        A run is "stopped" if its writer ended without closing the run, or if recording stopped
-        early; see `error`.
+        A run is "failed" if an exception has ended the program; see `ending`. It is "stopped" if
+        its writer ended without closing the run, or if recording stopped early; see `error`.
         """
         return self._reader.state
 
@@ -208,7 +209,7 @@ class RunFacts:
         }
         present = {name: document for name, document in documents.items() if document}
         report = (view.document("report") or {}) | present
-        if self.state in _ENDED and (troubles := _troubles(report.get("keep") or {})):
+        if self.state in ENDED and (troubles := _troubles(report.get("keep") or {})):
             report["warnings"] = [*report.get("warnings", []), *troubles]
         return report
 
@@ -255,10 +256,6 @@ class RunFacts:
         head = self._reader.head
         one = "" if self._rank is None else f" rank {self._rank}"
         return f"<Run {str(self.path)!r}{one}: {self.state}, {head['n']} records>"
-
-
-_ENDED = ("finished", "stopped")
-"""States in which a trigger that has never fired can no longer fire."""
 
 
 def _troubles(keep: Mapping[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 MASK = "(not saved)"
 """The replacement for a secret."""
 
-# A bare `token` or `key` usually refers to a number of tokens or a column.
+# A bare `token` or `key` usually refers to a number of tokens or a column; see `_BARE`.
 _NAME = re.compile(
     r"(?:^|[._-])(?:password|passwd|passphrase|secret|credentials?"
     r"|(?:api|access|auth|private|secret|bearer|hf|wandb|github)[_-]?(?:key|token)"
@@ -24,13 +24,22 @@ _NAME = re.compile(
 )
 
 
+# If its value is a long word with letters and digits, it is a secret all the same.
+_BARE = re.compile(r"(?:^|[._-])(?:token|key)$", re.IGNORECASE)
+_LONG = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+/=-]{16,}")
+
 _URL = re.compile(r"https?://[^\s,'\"}]+")
 _LOGIN = re.compile(r"//[^/]*@")
 
 
-def is_secret(name: str) -> bool:
-    """Return whether a setting with this name, such as "wandb.api_key", contains a secret."""
-    return _NAME.search(name) is not None
+def is_secret(name: str, value: str = "") -> bool:
+    """Return whether a setting with this name, such as "wandb.api_key", contains a secret.
+
+    A bare "token" or "key" does if its value looks like one.
+    """
+    if _NAME.search(name) is not None:
+        return True
+    return _BARE.search(name) is not None and _LONG.fullmatch(value) is not None
 
 
 def without_secrets(arguments: Iterable[str]) -> list[str]:
@@ -41,11 +50,11 @@ def without_secrets(arguments: Iterable[str]) -> list[str]:
     masked: list[str] = []
     follows = False
     for argument in arguments:
-        name, equals, _ = argument.partition("=")
+        name, equals, value = argument.partition("=")
         if "notify" in argument:
             argument = _URL.sub(lambda url: without_path(url[0]), argument)
             name = argument.partition("=")[0]
-        secret = is_secret(name.lstrip("-+~"))
+        secret = is_secret(name.lstrip("-+~"), value)
         value_of_option = follows and not argument.startswith("-")
         masked.append(
             MASK if value_of_option else f"{name}={MASK}" if secret and equals else argument
@@ -96,7 +105,7 @@ def masked(value: Any, name: str = "") -> Any:
         return {key: masked(entry, str(key)) for key, entry in value.items()}
     if isinstance(value, list):
         return [masked(entry, name) for entry in value]
-    return MASK if isinstance(value, str) and value and is_secret(name) else value
+    return MASK if isinstance(value, str) and value and is_secret(name, value) else value
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -213,7 +213,8 @@ class Session:
         if self._ending is not None:
             self._ending.remove()
         if writer is not None:
-            writer.close(_INTERRUPTED_TIMEOUT if self._interrupted else _CLOSE_TIMEOUT)
+            timeout = _INTERRUPTED_TIMEOUT if self._interrupted else _CLOSE_TIMEOUT
+            writer.close(timeout, failed=self._post_mortem is not None)
         self._close_sinks()
         if self._actions is not None:
             self._actions.close(_INTERRUPTED_TIMEOUT if self._interrupted else None)

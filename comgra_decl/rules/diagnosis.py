@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import SpecError
-from comgra_decl.records import PERTURBATIONS, PICTURE_CHECKS, PROFILE, SKIPPED_STEP
+from comgra_decl.records import ENDED, PERTURBATIONS, PICTURE_CHECKS, PROFILE, SKIPPED_STEP
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.engine import Engine, Unchecked
@@ -157,7 +157,7 @@ def examined(
         if (content := run.document(name)) is not None:
             engine.add_document(name, content)
     feed(engine, run)
-    if run.state in ("finished", "stopped"):
+    if run.state in ENDED:
         engine.end()
     return engine
 

@@ -86,6 +86,12 @@ class _Means:
         at = np.flatnonzero(self._counts)
         return float((self._sums[at] / self._counts[at]).max(initial=0.0))
 
+    @property
+    def smallest(self) -> float:
+        """Smallest mean of any slot; infinity if there is none."""
+        at = np.flatnonzero(self._counts)
+        return float((self._sums[at] / self._counts[at]).min(initial=np.inf))
+
     def range(self, table: SlotTable) -> str:
         """Return the smallest and largest means with their tensors; "" if there are none."""
         at = np.flatnonzero(self._counts)
@@ -284,7 +290,7 @@ class Readings:
         text = self._gradients.range(scene.table)
         if not text:
             return None
-        still = not self._gradients.largest
+        still = not self._gradients.smallest
         return self._unless_wild(f"mean magnitude {text}", "poor" if still else "fine")
 
     def _unless_wild(self, text: str, verdict: Verdict = "fine") -> Reading:

@@ -16,7 +16,7 @@ from typing import Any
 
 import tensorstore as ts
 
-from comgra_decl.errors import ComgraError, DamagedRunError, RunGoneError, StoreError
+from comgra_decl.errors import AccessError, ComgraError, DamagedRunError, RunGoneError, StoreError
 
 from .folder import MANIFEST, largest_file, strange_file
 from .layout import DATABASE, NODE_BYTES, ArrayForm
@@ -316,12 +316,19 @@ def database_exists(run: Where) -> bool:
     """Whether a location contains a run's database, complete or not.
 
     Raises:
+        AccessError: this user may not read the folder.
         StoreError: a bucket cannot be reached.
     """
     place = database_place(run)
     if isinstance(place, Remote):
         return Objects(place).exists(MANIFEST)
-    return place.is_dir()
+    try:
+        return place.is_dir()
+    except PermissionError as error:
+        raise AccessError(
+            f"{str(place.parent)!r} cannot be read: permission denied. Ask its owner to allow it, "
+            "for example with `chmod -R go+rX`."
+        ) from error
 
 
 def newest_version(path: Where) -> int | None:

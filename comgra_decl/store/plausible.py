@@ -67,6 +67,8 @@ def check_head(head: Mapping[str, Any]) -> None:
             raise TypeError(f"{name!r} is not a table")
     if not isinstance(head.get("error"), str | None):
         raise TypeError("'error' is not a string")
+    if not isinstance(head.get("failed", False), bool):
+        raise TypeError("'failed' is not a truth value")
     bool(head["closed"])
     check_sessions(head.get("sessions", []))
 

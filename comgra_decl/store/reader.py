@@ -162,10 +162,11 @@ class Reader:
 
     @property
     def state(self) -> str:
-        """State of the run: "waiting", "live", "finished" or "stopped" (the writer ended early)."""
+        """State of the run: "waiting", "live", or one of `ENDED`."""
         head = self._head
         if head["closed"]:
-            return "stopped" if head.get("error") else "finished"
+            failed = "failed" if head.get("failed") else "finished"
+            return "stopped" if head.get("error") else failed
         if not writer_alive(self.writer, last_commit=float(head["time"])):
             return "stopped"
         held = isinstance(self.path, Remote) or holds_folder(self.writer, self.path)

@@ -93,6 +93,7 @@ class WriterThread:
         self._failed = False
         self._reported_end = False  # the thread has ended and has reported any error
         self._lacks: str | None = None
+        self._program_failed = False
         self._writer: RunWriter | None = None
         self._usage = Usage()
         self._pid = os.getpid()
@@ -138,16 +139,17 @@ class WriterThread:
         self._scalars.append(scalars)
         self._release(-scalars.nbytes)
 
-    def close(self, timeout: float | None = None) -> None:
+    def close(self, timeout: float | None = None, *, failed: bool = False) -> None:
         """Commit the queue, mark the run as finished and end the thread.
 
         Args:
             timeout: seconds to wait; data not committed by then is dropped and reported.
+            failed: whether an exception has ended the program.
         """
         if os.getpid() != self._pid:
             return
         with self._work:
-            self._closing = True
+            self._closing, self._program_failed = True, failed
             self._work.notify()
             self._room.notify_all()
         self._thread.join(timeout)
@@ -223,7 +225,7 @@ class WriterThread:
                 self._commit(writer)
             if not self._failed:
                 writer.usage = self._usage.document()
-                ended = partial(writer.close, error=self._lacks)
+                ended = partial(writer.close, error=self._lacks, failed=self._program_failed)
                 self._patiently(ended)
         except BaseException as error:  # noqa: BLE001 - training must not be affected
             try:

@@ -133,12 +133,18 @@ class RunWriter:
             raise
         self._contents.accept()
 
-    def close(self, *, error: str | None = None) -> None:
-        """Mark the run as finished, or as stopped by `error`. Idempotent."""
+    def close(self, *, error: str | None = None, failed: bool = False) -> None:
+        """Mark the run as finished, as failed, or as stopped by `error`. Idempotent.
+
+        Args:
+            error: why recording stopped early.
+            failed: whether an exception has ended the program.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         with self._db.writing("the end of the run"):
-            self._finish(self._begin(), {**self._head, "closed": True, "error": error})
+            ends = {"closed": True, "error": error, "failed": failed}
+            self._finish(self._begin(), {**self._head, **ends})
         self._closed = True
         self.release()
 
@@ -214,7 +220,7 @@ def resumed_head(head: Mapping[str, Any], meta: RunMeta) -> dict[str, Any]:
         "note": head["logs"].get("notes", 0),
         "time": meta.started,
     }
-    changes = {"closed": False, "error": None, "writer": meta.writer}
+    changes = {"closed": False, "error": None, "failed": False, "writer": meta.writer}
     return {**head, **changes, "sessions": [*head.get("sessions", []), line]}
 
 

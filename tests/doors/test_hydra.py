@@ -264,5 +264,5 @@ def test_a_run_is_complete_however_the_application_ends(
     assert traced.returncode == code
     assert loss_of(traced.stdout) == plain_loss()
     run = open_run(yaml_app / "runs")
-    assert run.state == "finished"
+    assert run.state == ("failed" if code == 1 else "finished")
     assert run.steps[-1] == 11

@@ -94,7 +94,7 @@ def test_a_training_is_recorded_and_stays_the_same(tmp_path: Path) -> None:
     assert traced.stderr.endswith("KeyError: 'mine'\n")
     assert loss_of(traced.stdout) == plain_loss()
     run = open_run(tmp_path / "runs" / "train")
-    assert run.state == "finished"
+    assert run.state == "failed"
     assert list(run.steps) == list(range(11))
     assert run.facts["script"] == str(tmp_path / "train.py")
     assert run.facts["command"][-3:] == ["schedule.every=2", "train.py", "x"]

@@ -182,6 +182,10 @@ def test_other_folders_indexes_and_odd_files_change_nothing(root: Path, tmp_path
         ('"records":2', '"records":"many"'),
         ('"ranks":[]', '"ranks":["../../etc"]'),
         ('"started":', '"start":'),
+        ('"records":2', '"records":1e300'),
+        ('"records":2', '"records":true'),
+        ('"started":1', '"started":NaN,"began":1'),
+        ('"error":null', '"error":["x"]'),
     ],
 )
 def test_lines_that_no_index_has_are_not_used(root: Path, before: str, after: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnknownNameError
+from comgra_decl.errors import AccessError, DamagedRunError, RunNotFoundError, UnknownNameError
 from comgra_decl.query import list_runs, open_group, open_run
 from comgra_decl.store import RunWriter
 from tests.store.test_damage import age, change_json
@@ -165,3 +168,35 @@ def test_a_huge_tree_is_not_looked_through_to_its_end(
     write(tmp_path / "data" / "0" / "run", started=1.0)
     assert open_run(tmp_path).name == "run", "what lies near is found, however much there is"
     assert open_run(tmp_path / "data" / "0" / "a").name == "run"
+
+
+def test_a_run_that_may_not_be_read_is_listed_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "g" / "mine", started=1.0)
+    theirs = write(tmp_path / "g" / "theirs", started=2.0)
+    (tmp_path / "private").mkdir()
+    closed = (str(theirs), str(tmp_path / "private"))
+    is_dir, scandir = Path.is_dir, os.scandir
+
+    def guarded_is_dir(self: Path) -> bool:
+        if str(self).startswith(f"{theirs}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return is_dir(self)
+
+    def guarded_scandir(path: Any) -> Any:
+        if str(path) in closed:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(Path, "is_dir", guarded_is_dir)
+    monkeypatch.setattr(os, "scandir", guarded_scandir)
+    listed = {run.name: run for run in list_runs(tmp_path)}
+    assert {name: run.state for name, run in listed.items()} == {
+        "mine": "finished",
+        "theirs": "unreadable",
+    }
+    assert "permission denied" in (listed["theirs"].error or "")
+    with pytest.raises(AccessError, match=r"chmod -R go\+rX"):
+        open_run(theirs)
+    assert open_run(tmp_path).name == "mine"

@@ -187,6 +187,11 @@ def test_a_table_has_the_numbers_of_the_series(group: Group) -> None:
         run.table("l3")
 
 
+def test_a_lazy_table_refuses_an_unknown_aggregate(group: Group) -> None:
+    with pytest.raises(UnknownNameError, match="over_batch='maxx' is not valid"):
+        group.table("l2", over_batch="maxx")
+
+
 def test_a_lazy_table_reads_no_more_runs_than_it_needs(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

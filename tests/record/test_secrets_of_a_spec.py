@@ -216,6 +216,21 @@ def test_an_address_that_was_not_saved_must_be_stated_again(tmp_path: Path) -> N
         pass
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "secret"),
+    [
+        ("token", "hf_aZ19dk30sLq2MfP07x", True),
+        ("hub.key", "0123456789abcdef0123", True),
+        ("key", "user_identifier", False),
+        ("token", "<|endoftext|>", False),
+        ("pad_token", "hf_aZ19dk30sLq2MfP07x x", False),
+        ("tokens", "hf_aZ19dk30sLq2MfP07x", False),
+    ],
+)
+def test_a_bare_token_is_a_secret_if_it_looks_like_one(name: str, value: str, secret: bool) -> None:
+    assert (without_secrets([f"{name}={value}"]) == [f"{name}=(not saved)"]) is secret
+
+
 def test_addresses_on_the_command_line_are_masked() -> None:
     given = ["python", f"on_finding.notify={{url: {HOOK}, timeout: 3}}", "x=http://a.b/c"]
     shown = "on_finding.notify={url: http://127.0.0.1:9/(not saved), timeout: 3}"

@@ -139,6 +139,10 @@ def test_a_finding_raises_what_the_spec_names(tmp_path: Path) -> None:
             "builtins.print",
             "on_finding.raises._target_: 'builtins.print' is not an exception class",
         ),
+        (
+            "builtins.UnicodeDecodeError",
+            "'builtins.UnicodeDecodeError' cannot be created from a message alone",
+        ),
         ("builtins.Nowhere", "on_finding.raises._target_: 'builtins.Nowhere'"),
         ("no.such.Module", "cannot be imported"),
     ],

@@ -76,7 +76,7 @@ class FakeWriter:
         self.times.append(time.monotonic())
         self.commits.append([info.step for batch in batches for info in batch.steps])
 
-    def close(self, *, error: str | None = None) -> None:
+    def close(self, *, error: str | None = None, failed: bool = False) -> None:
         self.closed.append(error)
 
     def release(self) -> None:

@@ -129,6 +129,7 @@ class Graph {
     this.highlight.trace(this.model.path);
     this.#showInfo();
     this.#settle(old);
+    this.#refocus();
   }
 
   // Keeps the anchored box in place after the scene has changed.
@@ -332,6 +333,18 @@ class Graph {
     this.outbox.post({ expand: id });
   }
 
+  // Puts the focus on what has replaced the box that had it: a part of the expanded group, or the
+  // group around it.
+  #refocus() {
+    const id = this.replaced;
+    if (!id) return;
+    const within = [...this.index.boxes.keys()].find((box) => box.startsWith(`${id}.`));
+    const found = this.index.boxes.has(id) ? id : within;
+    if (!found) return;
+    this.replaced = null;
+    this.boxes.focus(found);
+  }
+
   #fold(id) {
     if (!id) return;
     this.anchor = id;
@@ -479,10 +492,15 @@ class Graph {
   #key(event) {
     const id = event.target.closest?.(".node")?.dataset.id;
     if (!id || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key.startsWith("Arrow")) this.#walk(this.index.step(id, event.key));
+    if (event.key.startsWith("Arrow")) this.#walk(this.index.step(id, event.key), !event.shiftKey);
     else if (event.key === "Enter" && event.shiftKey && id !== this.selected) this.#compare(id);
-    else if (event.key === "Enter") this.#open(id);
-    else if (event.key === "Backspace") this.#fold(this.index.scopeOf(id));
+    else if (event.key === "Enter") {
+      if (this.index.boxes.get(id)?.folded) this.replaced = id;
+      this.#open(id);
+    } else if (event.key === "Backspace") {
+      this.replaced = this.index.scopeOf(id);
+      this.#fold(this.replaced);
+    }
     else if (event.key === " ") this.#select(id);
     else if (event.key === "+") this.camera.zoom(1.3);
     else if (event.key === "-") this.camera.zoom(1 / 1.3);
@@ -491,9 +509,10 @@ class Graph {
     event.stopPropagation();
   }
 
-  #walk(id) {
+  // Moves to a box. Without selecting it, it can be compared with the selected one.
+  #walk(id, select) {
     if (!id) return;
-    this.#select(id);
+    if (select) this.#select(id);
     this.boxes.focus(id);
     this.camera.reveal(this.index.boxes.get(id));
   }

@@ -27,6 +27,7 @@ export function render({ model }) {
   let table = { columns: [], rows: [] };
   let order = []; // rows that pass the filter, sorted
   let sort = null; // {column, down}
+  let problem = ""; // what is wrong with the filter
   let labels = "";
   let ticked = new Set();
 
@@ -36,8 +37,12 @@ export function render({ model }) {
   function test(word) {
     const [, left, sign, right] = word.match(COMPARE) ?? [];
     const column = left ? columnOf(left) : -1;
-    if (column < 0) return (row) => row.text.some((text) => plain(text).includes(word));
+    if (column < 0) {
+      if (left) problem = `no column "${left}"`;
+      return (row) => row.text.some((text) => plain(text).includes(word));
+    }
     const wanted = right === "" ? NaN : Number(right);
+    if (sign !== "=" && Number.isNaN(wanted)) problem = `"${right}" is not a number`;
     if (sign === "=") {
       return (row) => plain(row.text[column]) === right
         || (row.key[column] !== null && plain(row.key[column]) === right)
@@ -58,6 +63,7 @@ export function render({ model }) {
   }
 
   function arrange() {
+    problem = "";
     const tests = plain(input.value).split(/\s+/).filter(Boolean).map(test);
     order = table.rows.filter((row) => tests.every((passes) => passes(row)));
     if (sort) {
@@ -82,7 +88,8 @@ export function render({ model }) {
     const of = order.length < table.rows.length ? `${order.length} of ` : "";
     const runs = table.rows.length === 1 ? "run" : "runs";
     const more = model.reading ? `, reading ${model.reading} more` : "";
-    status.textContent = `${of}${table.rows.length} ${runs}, ${ticked.size} ticked${more}`;
+    const why = problem && !order.length ? `: ${problem}` : "";
+    status.textContent = `${of}${table.rows.length} ${runs}${why}, ${ticked.size} ticked${more}`;
     none.disabled = !ticked.size;
   }
 

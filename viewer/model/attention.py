@@ -55,10 +55,20 @@ def _is_attention(view: RunView, slot: Slot) -> bool:
 
 
 def layer_at(view: RunView, at: Selection) -> Slot | None:
-    """Return the selected attention tensor, or the first one; None if there is none."""
-    found = layers(view)
-    same = (s for s in found if (s.node, s.role, s.iteration) == (at.node, at.role, at.iteration))
-    return next(same, found[0] if found else None)
+    """Return the attention tensor that is selected or nearest to the selected node; None if none.
+
+    Of several, the one whose path begins with most parts of the node's path is the nearest, such as
+    `blocks.1.attn` to `blocks.1.mlp`.
+    """
+    path = (at.node or "").split(".")
+
+    def shared(slot: Slot) -> tuple[int, bool, bool]:
+        other = slot.node.split(".")
+        same = next((i for i, (a, b) in enumerate(zip(path, other, strict=False)) if a != b), None)
+        parts = min(len(path), len(other)) if same is None else same
+        return parts, slot.node == at.node and slot.role == at.role, slot.iteration == at.iteration
+
+    return max(layers(view), key=shared, default=None)
 
 
 def attention(view: RunView, slot: Slot, at: Selection) -> Attention | None:

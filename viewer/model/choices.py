@@ -72,7 +72,7 @@ def choices(
 def _run_label(entry: RunEntry) -> str:
     if not entry.readable:
         return f"{entry.label} \u00b7 unreadable"
-    notes = [entry.state] if entry.state in ("live", "stopped") else []
+    notes = [entry.state] if entry.state in ("live", "failed", "stopped") else []
     notes += ["no records yet"] if entry.empty else []
     return " \u00b7 ".join([entry.label, *notes])
 

@@ -29,11 +29,11 @@ def columns(
     return x0, x1, np.searchsorted(steps, centres, side="right") - 1
 
 
-def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> Floats:
-    """Return the value of largest magnitude in each column, [lines, count].
+def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -> NDArray[np.int64]:
+    """Return the record whose value has the largest magnitude in each column, [lines, count].
 
     As a result, a single outlier among many steps remains visible. A column with no record repeats
-    the previous column.
+    the previous record, which is -1 before the first.
 
     Args:
         numbers: Recorded values [lines, k]; NaN where missing.
@@ -45,9 +45,15 @@ def strongest(numbers: Floats, steps: Steps, x0: float, x1: float, count: int) -
     edges = np.linspace(x0, x1, count + 1)
     edges[-1] = np.nextafter(x1, np.inf)  # include the last step in the last column
     begin = np.searchsorted(steps, edges)
-    known = np.pad(numbers[:, : begin[-1]], ((0, 0), (1, 1)), constant_values=np.nan)
-    low, high = (pick.reduceat(known, begin[:-1] + 1, axis=1) for pick in (np.fmin, np.fmax))
-    found: Floats = np.where(-low > high, low, high)
-    empty = begin[1:] == begin[:-1]
-    found[:, empty] = known[:, begin[:-1][empty]]  # the previous record
+    found = np.repeat(begin[None, 1:] - 1, len(numbers), axis=0)
+    size = np.where(np.isnan(numbers), -1.0, np.abs(numbers))
+    for column in np.flatnonzero(np.diff(begin) > 1).tolist():
+        first, last = begin[column], begin[column + 1]
+        found[:, column] = first + size[:, first:last].argmax(1)
     return found
+
+
+def taken(numbers: Floats, records: NDArray[np.int64]) -> Floats:
+    """Return the values of records [lines, count]; NaN for record -1."""
+    values: Floats = np.take_along_axis(numbers, np.maximum(records, 0), axis=1)
+    return np.where(records < 0, np.nan, values)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.model.columns import columns
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
@@ -18,8 +19,11 @@ ROWS, COLUMNS = 64, 320
 
 They are small because every cell must be sent and painted.
 """
+QUARTILES = (0.25, 0.5, 0.75)
 _TAIL = 0.01  # share of a record's values outside its range, per side
 _ODD = 0.05  # share of records that may exceed the range, per side
+_WHOLE = 4.0  # times the range of nearly all values; a wider range would squeeze them
+_AIR = 0.03  # margin around all values
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +35,10 @@ class Distribution:
     Contains the square root of the density, so that tails remain visible next to a peak. Covers
     steps `x0` to `x1` and values `y0` to `y1`. Row 0 contains the lowest values. NaN where there is
     no record. A column shows the newest record up to its position.
+
+    `steps` [k] are the steps of the records in the columns, `quartiles` [3, k] their quartiles and
+    median, and `lowest` and `highest` [k] their smallest and largest values, all NaN without a
+    record.
     """
 
     image: Floats = field(default_factory=lambda: np.full((1, 1), np.nan))
@@ -38,7 +46,16 @@ class Distribution:
     x1: float = 1.0
     y0: float = 0.0
     y1: float = 1.0
+    steps: Steps = field(default_factory=lambda: np.empty(0, np.int64))
+    quartiles: Floats = field(default_factory=lambda: np.empty((3, 0)))
+    lowest: Floats = field(default_factory=lambda: np.empty(0))
+    highest: Floats = field(default_factory=lambda: np.empty(0))
     missing: str = ""
+
+    @property
+    def beyond(self) -> tuple[Steps, Steps]:
+        """Steps of the records with values below the range shown, and above it."""
+        return self.steps[self.lowest < self.y0], self.steps[self.highest > self.y1]
 
 
 def distribution(
@@ -52,12 +69,20 @@ def distribution(
 
 
 def _distribution(view: RunView, slot: Slot, at: Selection, within: Window | None) -> Distribution:
-    steps, counts, ranges = view.histograms(slot, at.type)
-    known = np.isfinite(ranges).all(axis=1) & (counts.sum(axis=1) > 0)
-    if not known.any():
+    try:
+        recorded, found, spans = view.histograms(slot, at.type)
+    except ComgraError:
         return Distribution(missing="No histogram recorded. Set `histogram` in the spec.")
-    counts = np.where(known[:, None], counts, 0)
-    return picture(steps, counts, np.asarray(ranges, float), within=within)
+    known = np.isfinite(spans).all(axis=1) & (found.sum(axis=1) > 0)
+    if not known.any():
+        return Distribution(missing="No finite values recorded.")
+    steps = view.steps(at.type)  # a step without a record of this tensor is a gap
+    rows = np.searchsorted(steps, recorded[known])
+    counts = np.zeros((len(steps), found.shape[1]), found.dtype)
+    ranges = np.full((len(steps), 2), np.nan)
+    counts[rows], ranges[rows] = found[known], spans[known]
+    first = int(rows[0])
+    return picture(steps[first:], counts[first:], ranges[first:], within=within)
 
 
 def picture(
@@ -65,14 +90,33 @@ def picture(
 ) -> Distribution:
     """Return the image of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
     shares = cumulative(counts)
-    y0, y1 = robust_range(shares, ranges)
+    y0, y1 = shown_range(shares, ranges)
     x0, x1, chosen = columns(steps, within, most=COLUMNS)
     edges = np.linspace(y0, y1, ROWS + 1)
     image = np.full((ROWS, len(chosen)), np.nan)
     filled = ~np.isnan(shares[chosen, -1])
     records, place = np.unique(chosen[filled], return_inverse=True)
     image[:, filled] = _densities(edges, shares[records], ranges[records])[place].T
-    return Distribution(image, x0, x1, y0, y1)
+    ones = np.unique(chosen)
+    quartiles = np.array([quantile(shares[ones], ranges[ones], q) for q in QUARTILES])
+    ends = np.where(np.isnan(quartiles[1])[:, None], np.nan, ranges[ones])
+    return Distribution(image, x0, x1, y0, y1, steps[ones], quartiles, ends[:, 0], ends[:, 1])
+
+
+def shown_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
+    """Return the range of all values, or of nearly all if a few are very far away.
+
+    Args:
+        shares: cumulative shares [k, bins].
+        ranges: smallest and largest value of each record [k, 2]; NaN without a record.
+    """
+    near = robust_range(shares, ranges)
+    ends = ranges[~np.isnan(shares[:, -1])]
+    low, high = float(ends.min()), float(ends.max())
+    if high - low > _WHOLE * (near[1] - near[0]):
+        return near
+    air = _AIR * (max(high, near[1]) - min(low, near[0]))
+    return min(low, near[0]) - air, max(high, near[1]) + air
 
 
 def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
@@ -100,14 +144,14 @@ def cumulative(counts: NDArray[np.integer[Any]]) -> Floats:
 
 
 def quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
-    """Return each record's `q` quantile, [k], interpolated linearly within a bin."""
+    """Return each record's `q` quantile, [k], interpolated linearly within a bin; NaN if none."""
     at = np.pad(shares, ((0, 0), (1, 0)))
     bin_ = np.minimum((at <= q).sum(axis=1), shares.shape[1]) - 1
     below, above = (np.take_along_axis(at, (bin_ + i)[:, None], axis=1)[:, 0] for i in (0, 1))
     inside = np.divide(q - below, above - below, out=np.zeros(len(at)), where=above > below)
     place = (bin_ + inside) / shares.shape[1]
     values: Floats = ranges[:, 0] + place * (ranges[:, 1] - ranges[:, 0])
-    return values
+    return np.where(np.isnan(shares[:, -1]), np.nan, values)
 
 
 def _densities(edges: Floats, shares: Floats, spans: Floats) -> Floats:

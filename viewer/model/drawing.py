@@ -48,7 +48,8 @@ class Drawing:
     between tiles. `down` and `across` are the names of the axes of the image or of each tile,
     `each` those of the axes that number the tiles, `facts` describe what is drawn, and `notes`
     contain remarks. `per` is the number of tiles for each entry of the first of two such axes.
-    `words` [rows, columns] are the labels of the cells of a map of tokens.
+    `words` [rows, columns] are the labels of the cells of a map of tokens. `aspect` is the height
+    of a cell relative to its width, which differs from 1 if averages were taken over unlike areas.
     """
 
     form: str
@@ -63,10 +64,11 @@ class Drawing:
     each: tuple[str, ...] = ()
     per: int = 0
     words: NDArray[np.object_] | None = None
+    aspect: float = 1.0
 
     @property
-    def square(self) -> bool:
-        """Whether cells should be square."""
+    def to_scale(self) -> bool:
+        """Whether cells should have the proportions of `aspect`."""
         return (self.down, self.across) in _ALIKE
 
     @property
@@ -211,7 +213,10 @@ def _map(part: _Part, facts: str, down: str) -> Drawing:
     if stride > 1:
         values = values[:, ::stride] if values.shape[1] > stride else values[::stride]
         facts += f", every {count(stride)}th"
-    return Drawing("map", values, facts, _notes(part), down, part.names[-1])
+    return Drawing(
+        "map", values, facts, _notes(part), down, part.names[-1],
+        aspect=_aspect(part.axes, values.shape) if stride == 1 and part.samples is None else 1.0,
+    )  # fmt: skip
 
 
 def _tiles(
@@ -229,7 +234,8 @@ def _tiles(
     fits = max(1, PIXELS // maps[0].size)
     maps = maps[:fits]
     zero = (maps == 0).all(axis=(1, 2)) if zero is None else zero[: len(maps)]
-    boxes = boxes_of(maps.shape, across)
+    aspect = _aspect(axes, maps.shape)
+    boxes = boxes_of(maps.shape, across, aspect)
     gaps, windows = _sheet(boxes)
     image = np.full(gaps.shape, np.nan)
     for where, each in zip(windows, maps, strict=True):
@@ -248,17 +254,18 @@ def _tiles(
     each = (name,) if across is None else part.names[:2]
     return Drawing(
         "map", image, facts, _notes(part, *notes), down, side, tiles, gaps, each=each,
-        per=across or 0,
+        per=across or 0, aspect=aspect,
     )  # fmt: skip
 
 
-def boxes_of(maps: tuple[int, ...], across: int | None = None) -> list[Tile]:
+def boxes_of(maps: tuple[int, ...], across: int | None = None, aspect: float = 1.0) -> list[Tile]:
     """Return the places of maps [n, h, w] in reading order, with a cell between them.
 
-    Together, the maps are nearly square; `across` maps stay side by side.
+    Together, the maps are nearly square; `across` maps stay side by side. `aspect` is the height of
+    a cell relative to its width.
     """
     n, h, w = maps
-    columns = min(n, max(1, round(sqrt(n * (h + 1) / (w + 1)))))
+    columns = min(n, max(1, round(sqrt(n * aspect * (h + 1) / (w + 1)))))
     if across is not None:
         columns = across * max(1, round(columns / across))
     return [Tile(i, i % columns * (w + 1), i // columns * (h + 1), w, h) for i in range(n)]
@@ -290,15 +297,18 @@ def place_of(drawing: Drawing) -> dict[str, object]:
     }
 
 
-def fitted(columns: int, rows: int, width: int, height: int) -> tuple[float, float]:
-    """Return how many square cells fit across and down a frame of this size in pixels.
+def fitted(
+    columns: int, rows: int, width: int, height: int, *, aspect: float = 1.0
+) -> tuple[float, float]:
+    """Return how many cells fit across and down a frame of this size in pixels.
 
-    A frame whose size is not known yet shows exactly the existing cells.
+    A frame whose size is not known yet shows exactly the existing cells. `aspect` is the height of
+    a cell relative to its width.
     """
     if width <= 0 or height <= 0:
         return float(columns), float(rows)
-    cell = min(width / columns, height / rows)
-    return width / cell, height / cell
+    cell = min(width / columns, height / (rows * aspect))
+    return width / cell, height / (cell * aspect)
 
 
 def labels_of(drawing: Drawing) -> tuple[Tile, ...]:
@@ -335,7 +345,8 @@ def _colours(images: Floats, part: _Part) -> Drawing:
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if low >= 0 and high <= 255:
         low, high = 0.0, 1.0 if high <= 1 else 255.0
-    boxes = boxes_of((len(images), *images.shape[2:]))
+    aspect = _aspect(part.axes, images.shape)
+    boxes = boxes_of((len(images), *images.shape[2:]), None, aspect)
     gaps, windows = _sheet(boxes)
     sheet = np.zeros((*gaps.shape, 4), np.uint8)
     grey = np.full(gaps.shape, np.nan)
@@ -348,7 +359,19 @@ def _colours(images: Floats, part: _Part) -> Drawing:
     facts = f"{what}{_of(shape(images.shape[2:]), part.axes[-2:])}"
     rgba = np.ascontiguousarray(sheet).view(np.uint32)[..., 0]
     each = (SAMPLE,) if part.samples is not None else ("image",)
-    return Drawing("colours", grey, facts, _notes(part), *_SPACE, tuple(boxes), gaps, rgba, each)
+    return Drawing(
+        "colours", grey, facts, _notes(part), *_SPACE, tuple(boxes), gaps, rgba, each,
+        aspect=aspect,
+    )  # fmt: skip
+
+
+def _aspect(axes: Sequence[Axis], kept: Sequence[int]) -> float:
+    """Return the height of a cell relative to its width: how many entries it is the mean of."""
+    per = [
+        axis.size / size if axis.how == "mean" else 1.0
+        for axis, size in zip(axes[-2:], kept[-2:], strict=True)
+    ]
+    return per[0] / per[1]
 
 
 def _of(cells: str, axes: Sequence[Axis]) -> str:

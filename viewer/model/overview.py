@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
-from comgra_decl.viewer.model.columns import columns, strongest
+from comgra_decl.viewer.model.columns import columns, strongest, taken
 from comgra_decl.viewer.model.graph import Scale, scale_of
-from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.series import Floats, Window
 
@@ -22,7 +21,8 @@ class Overview:
 
     A column shows its recorded value of largest magnitude, or repeats the previous column if it has
     none. `places` are positions on `scale` from 0 to 1 (about 0.5 for 0 on a diverging scale), NaN
-    for missing and non-finite values; `values` are the recorded values. `broken` is 1 where the
+    for missing and non-finite values; `values` are the recorded values, and `steps` those of the
+    records that the cells show. `broken` is 1 where the
     tensor contained NaN or infinity, and NaN elsewhere. `x0` to `x1` is the range of steps, `all_`
     the range of the run.
 
@@ -34,12 +34,19 @@ class Overview:
     slots: tuple[Slot, ...]
     recorded: tuple[Slot | None, ...]
     values: Floats
+    steps: Steps
     places: Floats
     broken: Floats
     scale: Scale
     x0: float
     x1: float
     all_: Window
+
+    def step_at(self, line: int, x: float) -> int:
+        """Return the step of the record that the cell at `x` shows."""
+        columns_ = self.steps.shape[1]
+        column = int((x - self.x0) / (self.x1 - self.x0) * columns_)
+        return int(self.steps[line, min(max(column, 0), columns_ - 1)])
 
     @property
     def labels(self) -> list[str]:
@@ -71,15 +78,21 @@ def overview(
     counts = view.heat("nonfinite", pass_, "abs_max", at.type)
     x0, x1, chosen = columns(steps, within)
     ids = [-1 if slot is None else slot.id for slot in recorded]
-    values, odd = (_picture(of, ids, (x0, x1), len(chosen)) for of in (table, counts))
+    numbers, odd = (of.reindex(ids).to_numpy(float) for of in (table, counts))
+    recorded_at = table.columns.to_numpy()
+    records = strongest(numbers, recorded_at, x0, x1, len(chosen))
+    worst = strongest(odd, counts.columns.to_numpy(), x0, x1, len(chosen))
+    values, broken = taken(numbers, records), taken(odd, worst) > 0
+    records = np.where(broken, worst, records)
     known = table.to_numpy(float)
     scale = scale_of(known[np.isfinite(known)])
     return Overview(
         slots=tuple(next(iter(line.values())) for line in lines),
         recorded=tuple(recorded),
         values=values,
+        steps=recorded_at[np.maximum(records, 0)],
         places=np.where(np.isfinite(values), places_of(scale, values), np.nan),
-        broken=np.where(odd > 0, 1.0, np.nan),
+        broken=np.where(broken, 1.0, np.nan),
         scale=scale,
         x0=x0,
         x1=x1,
@@ -128,9 +141,3 @@ def _lines(view: RunView, iteration: int, passes: tuple[str, ...]) -> list[dict[
                 order = view.first_slot(node, role).id
                 found.append((kind in ("parameter", "buffer"), order, slots))
     return [slots for *_, slots in sorted(found, key=lambda line: line[:2])]
-
-
-def _picture(table: pd.DataFrame, ids: list[int], span: Window, count: int) -> Floats:
-    """Return the lines `ids` of a `RunView.heat` table."""
-    steps = table.columns.to_numpy()
-    return strongest(table.reindex(ids).to_numpy(float), steps, *span, count)

@@ -104,9 +104,10 @@ def table_of(rows: Mapping[str, RunRow], problems: Mapping[str, str]) -> RunsTab
     metrics = metrics_in(rows)
     settings, losses = settings_in(rows)[:MOST_SETTINGS], _losses(rows)
     short = short_names([*settings, *metrics])
+    has_seed = "seed" not in short.values()  # else it is among the settings
     columns = [
         ("run", "Path below the viewer's folder; click to open the run", False),
-        ("state", "waiting, live, finished, stopped or damaged", False),
+        ("state", "waiting, live, finished, failed, stopped or damaged", False),
         ("steps", "Number of training steps", True),
         *(column for name in metrics for column in _metric_columns(name, losses)),
         ("findings", "What the rules found", True),
@@ -115,11 +116,12 @@ def table_of(rows: Mapping[str, RunRow], problems: Mapping[str, str]) -> RunsTab
         ("duration", "From the start to the last record", True),
         ("commit", "Commit of the script's work tree, and its branch", False),
         ("uncommitted", "Whether tracked files had uncommitted changes", False),
-        ("seed", "The seed in the settings", True),
+        *([("seed", "The seed in the settings", True)] if has_seed else []),
         ("versions", "Versions of Python and packages", False),
         ("command", "Command line", False),
     ]
-    lines = {name: _cells(name, row, metrics, settings, losses) for name, row in rows.items()}
+    names = metrics, settings, losses
+    lines = {name: _cells(name, row, *names, seed=has_seed) for name, row in rows.items()}
     blank = (Cell(MISSING, None),) * (len(columns) - 3)
     for name, problem in problems.items():
         lines[name] = (Cell(name, name), Cell("damaged", "damaged"), *blank, Cell(problem, problem))
@@ -380,7 +382,13 @@ def _numbers(label: str, values: Floats, texts: tuple[str, ...]) -> Scale:
 
 
 def _cells(
-    name: str, row: RunRow, metrics: Sequence[str], settings: Sequence[str], losses: Sequence[str]
+    name: str,
+    row: RunRow,
+    metrics: Sequence[str],
+    settings: Sequence[str],
+    losses: Sequence[str],
+    *,
+    seed: bool,
 ) -> tuple[Cell, ...]:
     numbers: list[Cell] = []
     for metric in metrics:
@@ -401,7 +409,7 @@ def _cells(
         Cell(MISSING, None) if row.duration is None else Cell(duration(row.duration), row.duration),
         Cell(commit or MISSING, commit),
         Cell(dirty, dirty),
-        _setting(row.seed),
+        *([_setting(row.seed)] if seed else []),
         _worded(", ".join(f"{package} {text}" for package, text in row.versions.items())),
         _worded(row.command),
     )

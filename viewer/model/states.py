@@ -12,6 +12,7 @@ from comgra_decl.errors import (
     UnwrittenRunError,
 )
 from comgra_decl.query.report import remarks, verify_command
+from comgra_decl.records import ENDED
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import schedule
 from comgra_decl.viewer.model.catalogue import Catalogue
@@ -36,6 +37,7 @@ STATE_HELP = {
     "live": "training is running, and new records are being added",
     "waiting": "training has started, but nothing has been recorded yet",
     "finished": "training ended normally",
+    "failed": "an error or an interruption ended the program",
     "stopped": "the training process ended without closing the run",
 }
 
@@ -57,7 +59,7 @@ def notice_for(catalogue: Catalogue, run: str, error: BaseException | None) -> N
     if not run:
         return _no_run(catalogue)
     entry = catalogue.entry(run)
-    if entry is not None and entry.state in ("finished", "stopped"):
+    if entry is not None and entry.state in ENDED:
         return _no_records(catalogue, run, entry.state)
     return Notice("wait", "Waiting for the first record", (
         f"{run} has started. The page updates as soon as a step is recorded.",

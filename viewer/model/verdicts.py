@@ -65,6 +65,14 @@ def found(view: RunView) -> Found:
     )
 
 
+def is_behind(view: RunView) -> bool:
+    """Return whether a killed program recorded steps that the stored results do not contain."""
+    if view.run.state != "stopped" or looked_at(view):
+        return False
+    kept = found(view).diagnosis
+    return kept is not None and kept.records < len(view.steps(""))
+
+
 def look(view: RunView) -> threading.Event:
     """Start a check of the whole run unless one is running; returns an event set at its end.
 

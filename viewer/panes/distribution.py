@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from math import pi
 from typing import Any, ClassVar
 
 import numpy as np
-from bokeh.models import ColumnDataSource, LinearColorMapper, Range1d
+from bokeh.models import ColumnDataSource, Line, LinearColorMapper, Range1d, Scatter
 from numpy.typing import NDArray
 
 from comgra_decl.viewer.model.distribution import Distribution, distribution
 from comgra_decl.viewer.model.labels import named, pass_label
+from comgra_decl.viewer.model.runview import Steps
 from comgra_decl.viewer.model.selection import nearest, slots_of
-from comgra_decl.viewer.model.series import extent
+from comgra_decl.viewer.model.series import extent, isolated
 from comgra_decl.viewer.model.tables import distribution_csv
-from comgra_decl.viewer.palette import BLUE, ORANGE, faded
+from comgra_decl.viewer.palette import BLUE, INK, ORANGE, RED, faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
-from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image
-from comgra_decl.viewer.panes.hovering import SUBJECT, Row
-from comgra_decl.viewer.panes.inline import inline
+from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, plainly, put
+from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
+from comgra_decl.viewer.panes.inline import inline, inline_steps
 
 SHADES = 64
 """Colours from transparent to opaque."""
+
+_NUMBERS = {
+    "highest": "highest",
+    "upper": "upper quartile",
+    "median": "median",
+    "lower": "lower quartile",
+    "lowest": "lowest",
+}
+"""Columns of the lines' data source, and what a tooltip calls them."""
+_LINES = ("x", *_NUMBERS)
 
 
 class DistributionPane(Pane):
@@ -32,17 +44,34 @@ class DistributionPane(Pane):
         self._place = place
         self._x_range = x_range
         self._drawn: object = None
+        self._steps: Steps = np.empty(0, np.int64)  # of the records that are drawn
         super().__init__(act)
 
     def build(self) -> Any:
         """Create the figure with one image."""
-        tooltips = [SUBJECT, Row("step", "$x", "step"), Row("value", "$y")]
+        numbers = [Row(label, f"@{name}") for name, label in _NUMBERS.items()]
+        tooltips = [SUBJECT, STEP, *numbers]
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, ticks=FEW)
         self._image = ColumnDataSource({name: [] for name in IMAGE})
         mapper = LinearColorMapper(
             palette=faded(ORANGE if self._place else BLUE, SHADES), low=0, high=SHADES
         )
-        image(self.frame.figure, self._image, mapper)
+        fig = self.frame.figure
+        image(fig, self._image, mapper)
+        self._lines, self._dots, self._beyond = (
+            ColumnDataSource({name: [] for name in names})
+            for names in (_LINES, ("x", "y"), ("x", "y", "angle"))
+        )
+        for name in ("lower", "upper"):
+            quartile = Line(x="x", y=name, line_color=INK, line_alpha=0.55, line_dash=[3, 2])
+            plainly(fig, quartile, self._lines)
+        median = Line(x="x", y="median", line_color=INK, line_width=1.6)
+        self.frame.hover.along([plainly(fig, median, self._lines)])
+        plainly(fig, Scatter(x="x", y="y", size=4, line_color=INK, fill_color=INK), self._dots)
+        further = Scatter(
+            x="x", y="y", angle="angle", marker="triangle", size=7, line_color=RED, fill_color=RED
+        )
+        plainly(fig, further, self._beyond)
         self.frame.on_tap(self._jump)
         self.frame.on_zoom(self.again)
         return self.frame.pane()
@@ -79,13 +108,29 @@ class DistributionPane(Pane):
             "dw": [] if picture.missing else [picture.x1 - picture.x0],
             "dh": [] if picture.missing else [picture.y1 - picture.y0],
         }
+        numbers = (picture.highest, *picture.quartiles[::-1], picture.lowest)
+        columns = zip(_NUMBERS, map(inline, numbers), strict=True)
+        put(self._lines, {"x": inline_steps(picture.steps), **dict(columns)})
+        alone = isolated(picture.quartiles[1])
+        dots = {"x": picture.steps[alone].tolist(), "y": picture.quartiles[1][alone].tolist()}
+        put(self._dots, dots)
+        below, above = (steps.tolist() for steps in picture.beyond)
+        put(
+            self._beyond,
+            {
+                "x": [*below, *above],
+                "y": [picture.y0] * len(below) + [picture.y1] * len(above),
+                "angle": [pi] * len(below) + [0.0] * len(above),
+            },
+        )
+        self._steps = picture.steps[np.isfinite(picture.lowest)]
         self.frame.show(y=(picture.y0, picture.y1))
         self.frame.show_message(picture.missing)
 
     def _jump(self, x: float, _: float) -> None:
-        if self._shown is not None:
-            steps = self._shown.view.steps(self._shown.at.type)
-            self.act(step=nearest(steps, round(x)), follow=False)
+        step = nearest(self._steps, round(x))  # as in the tooltip
+        if self._shown is not None and step is not None:
+            self.act(step=step, follow=False)
 
 
 def shades(image: NDArray[np.float64]) -> NDArray[np.uint8]:

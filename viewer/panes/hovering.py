@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from comgra_decl.visible import visible
 
-Kind = Literal["number", "power", "step", "cell", "line", "subject", "place", "text"]
+Kind = Literal["number", "power", "step", "cell", "tile", "line", "subject", "place", "text"]
 """How a value is formatted. number: as in `model.numbers.number`; power: a decimal logarithm, as
-the number itself; step: as an integer; cell: as a value of a heat map, see `marked`; line: as the
-name of this row in `names`; subject: as the tensor's name; place: as the index of a cell along each
-axis, see `drawing.place_of`; text: unchanged.
+the number itself; step: as an integer; cell: as a value of a heat map, see `marked`; tile: as a
+number, or as nothing between two tiles; line: as the name of this row in `names`; subject: as the
+tensor's name; place: as the index of a cell along each axis, see `drawing.place_of`; text:
+unchanged.
 """
 
 NUMBER = """
@@ -60,6 +61,7 @@ if (format === "subject") return subject;
 if (format === "line") return names[Math.floor(value)] ?? "";
 if (format === "power") return number(10 ** value);
 if (format === "place") return placed(special_vars);
+if (format === "tile" && placed(special_vars) === "between two") return "";
 if (format === "step") return counted(value);
 if (format === "cell" && !Number.isFinite(value)) {{
   return value > 0 ? "NaN or infinite" : "not recorded";
@@ -82,6 +84,7 @@ SUBJECT = Row("tensor", _ALWAYS_THERE, "subject")
 PLACE = Row("place", _ALWAYS_THERE, "place")
 STEP = Row("step", "@x", "step")
 CELL = [Row("row", "$y", "step"), Row("column", "$x", "step"), Row("value", "@image")]
+TILE = Row("value", "@image", "tile")
 
 
 class Hover:

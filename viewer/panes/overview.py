@@ -20,17 +20,18 @@ from comgra_decl.viewer.model.colour_bar import bar_ticks
 from comgra_decl.viewer.model.findings import COLOURS, placed
 from comgra_decl.viewer.model.labels import BATCH_LABELS, pass_label
 from comgra_decl.viewer.model.overview import Overview, overview
-from comgra_decl.viewer.model.selection import Selection, nearest
+from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.tables import overview_csv
 from comgra_decl.viewer.palette import GREY, INK, RED, colour_at, signed_colour
 from comgra_decl.viewer.panes.base import PASSES, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import DIGITS, IMAGE, Frame, image
 from comgra_decl.viewer.panes.hovering import Row, marked
+from comgra_decl.viewer.panes.inline import inline_steps
 
 _SHADES = 128
 _WIDTH = 7  # characters of the colour bar's labels
 _MOST_LABELS = 26  # labels that fit into an image 310 pixels high, as on a laptop
-_EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value")}
+_EMPTY: dict[str, list[Any]] = {name: [] for name in (*IMAGE, "value", "step")}
 _GAP = "hatched: not recorded"
 
 
@@ -52,7 +53,7 @@ class OverviewPane(Pane):
 
     def build(self) -> Any:
         """Create the figure: an image of the values, one of non-finite values, a frame."""
-        tooltips = [Row("tensor", "$y", "line"), Row("step", "$x", "step"),
+        tooltips = [Row("tensor", "$y", "line"), Row("step", "@step", "step"),
                     Row("value", "@value", "cell")]  # fmt: skip
         self.frame = Frame(x_range=self._x_range, tooltips=tooltips, both=True)
         fig = self.frame.figure
@@ -145,7 +146,8 @@ class OverviewPane(Pane):
         self._bar.color_mapper.palette = self._mapper.palette
         self._mark(bar_ticks(picture.scale))
         shown = marked(picture.values, picture.broken)
-        self._image.data = {"image": [picture.places], "value": [shown], **place}
+        steps = [inline_steps(picture.steps)]
+        self._image.data = {"image": [picture.places], "value": [shown], "step": steps, **place}
         self._broken.data = {"image": [picture.broken], **place}
         self.frame.hover.name(names=[f"{s.node} \u00b7 {s.role}" for s in picture.slots])
         self.frame.show_message("")
@@ -198,8 +200,8 @@ class OverviewPane(Pane):
             return
         line = min(max(int(y), 0), len(self._picture.slots) - 1)
         slot = self._picture.slots[line]
-        steps = self._shown.view.steps(self._shown.at.type)
-        self.act(node=slot.node, role=slot.role, step=nearest(steps, round(x)), follow=False)
+        step = self._picture.step_at(line, x)  # as in the tooltip
+        self.act(node=slot.node, role=slot.role, step=step, follow=False)
 
 
 def labelled(count: int, first: Sequence[int]) -> list[int]:

@@ -28,7 +28,7 @@ from comgra_decl.viewer.model.values import ValuesPicture, values_picture
 from comgra_decl.viewer.palette import BLUE, GREY, INK, ORANGE, RED, signed_faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, plainly, put
-from comgra_decl.viewer.panes.hovering import CELL, PLACE, SUBJECT
+from comgra_decl.viewer.panes.hovering import PLACE, SUBJECT, TILE
 from comgra_decl.viewer.panes.inline import inline
 
 _EMPTY: dict[str, list[Any]] = {name: [] for name in IMAGE}
@@ -53,7 +53,7 @@ class ValuesPane(Pane):
 
     def build(self) -> Any:
         """Create the figure: one renderer for each form of drawing, and the marks on them."""
-        tooltips = [SUBJECT, PLACE, CELL[-1]]
+        tooltips = [SUBJECT, PLACE, TILE]
         self.frame = Frame(tooltips=tooltips, both=True, ticks=FEW)
         self._image = ColumnDataSource(dict(_EMPTY))
         self._broken = ColumnDataSource(dict(_EMPTY))
@@ -158,8 +158,9 @@ class ValuesPane(Pane):
             self.frame.label(drawing.facts, drawing.notes)
         else:
             self._show_cells(drawing)
+            colours = shown == "map" and drawing.words is None  # those of tokens mean nothing
             unit = " standard deviations" if picture.relative else ""
-            scale = [f"\u00b1{number(picture.limit, digits=3)}{unit}"] if shown == "map" else []
+            scale = [f"\u00b1{number(picture.limit, digits=3)}{unit}"] if colours else []
             notes = [drawing.notes] if drawing.notes else []
             self.frame.label(drawing.facts, " \u00b7 ".join([*notes, *scale]))
         self.frame.show_message(picture.missing)
@@ -168,8 +169,9 @@ class ValuesPane(Pane):
         """Show all cells. Square cells are in the middle of the figure, whatever its size."""
         rows, columns = drawing.image.shape
         x, y = float(columns), float(rows)
-        if drawing.square:
-            x, y = fitted(columns, rows, self._size["inner_width"], self._size["inner_height"])
+        if drawing.to_scale:
+            size = self._size["inner_width"], self._size["inner_height"]
+            x, y = fitted(columns, rows, *size, aspect=drawing.aspect)
         left, top = (columns - x) / 2 - 0.5, (rows - y) / 2 - 0.5
         self.frame.show(x=(left, left + x), y=(top + y, top))
         put(self._words, self._labels(drawing))
@@ -206,7 +208,7 @@ class ValuesPane(Pane):
 
     def _on_size(self, name: str, _old: object, pixels: int) -> None:
         self._size[name] = pixels
-        if self._cells is not None and (self._cells.square or self._cells.words is not None):
+        if self._cells is not None and (self._cells.to_scale or self._cells.words is not None):
             with pn.io.hold():
                 self._show_cells(self._cells)
 

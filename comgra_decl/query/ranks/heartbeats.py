@@ -17,6 +17,9 @@ SILENT = 60.0
 least every ten seconds, also while it waits for other ranks, unless it is suspended or its machine
 cannot be reached."""
 
+ENDED_EARLY = ("failed", "stopped")
+"""States of a rank whose program an error has ended, or whose process has disappeared."""
+
 
 @dataclass(frozen=True)
 class Heartbeat:
@@ -24,7 +27,7 @@ class Heartbeat:
 
     Attributes:
         rank: the rank.
-        state: "waiting", "live", "silent", "finished" or "stopped".
+        state: "waiting", "live", "silent", "finished", "failed" or "stopped".
         step: the last step that it reported or recorded; None before the first.
         seen: when it did so, in Unix seconds.
     """
@@ -66,14 +69,14 @@ def heartbeats(reader: Reader | JoinedReader) -> list[Heartbeat]:
 
 
 def first_stopped(found: list[Heartbeat]) -> Heartbeat | None:
-    """Return the rank that stopped first; None if all are running or have finished.
+    """Return the rank that failed or stopped first; None if all are running or have finished.
 
     A rank whose process has ended comes before one that is merely silent. If all ranks are silent,
     none of them is known to be the cause.
     """
-    for state in ("stopped", "silent"):
-        those = [each for each in found if each.state == state]
-        if those and (state == "stopped" or len(those) < len(found)):
+    for states in (ENDED_EARLY, ("silent",)):
+        those = [each for each in found if each.state in states]
+        if those and (states is ENDED_EARLY or len(those) < len(found)):
             return min(those, key=lambda each: each.seen)
     return None
 
@@ -88,10 +91,11 @@ def stopped_text(found: list[Heartbeat]) -> str | None:
         return None
     others = [each for each in found if each is not first]
     text = f"rank {first.rank} of {len(found)} "
-    text += "stopped first" if first.state == "stopped" else "no longer responds"
+    early = first.state in ENDED_EARLY
+    text += f"{first.state} first" if early else "no longer responds"
     if first.step is not None:
         text += f", at or after step {first.step}"
-    if first.state == "stopped":
+    if early:
         following = min(others, key=lambda each: each.seen)
         gap = following.seen - first.seen
         return f"{text}, {gap:.0f} s before rank {following.rank}" if gap >= 1 else text

@@ -224,11 +224,14 @@ class JoinedReader:
 
     @property
     def state(self) -> str:
-        """State of the run: "live" while any rank is, "finished" if all are; see `Reader.state`."""
+        """State of the run: "live" while any rank is, "finished" if all are; see `Reader.state`.
+
+        "stopped" if any rank was stopped from outside, else "failed" if the program failed.
+        """
         states = {reader.state for reader in self.readers.values()}
         if states & {"live", "waiting"}:
             return "live" if self.view.n else "waiting"
-        return "finished" if states == {"finished"} else "stopped"
+        return next(state for state in ("stopped", "failed", "finished") if state in states)
 
     @property
     def view(self) -> JoinedView:

@@ -92,6 +92,7 @@ def unrecorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, list[Tens
 
 def test_the_run_names_step_module_and_place(unrecorded: tuple[Run, list[Tensor]]) -> None:
     run, _ = unrecorded
+    assert run.state == "failed"
     found = run.document("post_mortem")
     assert found["error"]["type"] == "RuntimeError"
     assert (found["step"], found["recorded"], found["phase"]) == (12, False, "forward")

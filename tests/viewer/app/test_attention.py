@@ -86,9 +86,11 @@ def test_weights_are_found_in_the_order_of_execution(view: RunView) -> None:
     second = layer_at(view, at("second.weights"))
     assert second is not None
     assert second.node == "second.weights"
-    other = layer_at(view, at("embed"))
-    assert other is not None
-    assert other.node == "first.weights"
+    nearest = {"embed": "first.weights", "second": "second.weights", "second.out": "second.weights"}
+    for node, layer in nearest.items():
+        found = layer_at(view, at(node))
+        assert found is not None
+        assert found.node == layer
 
 
 def test_the_selected_sample_is_shown_with_its_tokens(view: RunView, run: Run) -> None:

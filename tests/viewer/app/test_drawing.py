@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from comgra_decl.query import Preview
 from comgra_decl.records import Axis
 from comgra_decl.viewer import palette
-from comgra_decl.viewer.model.columns import COLUMNS, columns, strongest
+from comgra_decl.viewer.model.columns import COLUMNS, columns, strongest, taken
 from comgra_decl.viewer.model.distribution import picture
 from comgra_decl.viewer.model.drawing import draw, fitted, place_of, tile_ticks
 from comgra_decl.viewer.model.graph import scale_of
@@ -67,7 +67,7 @@ def test_a_column_shows_its_strongest_record_or_the_one_before(
 ) -> None:
     steps, numbers = np.array(records[0]), records[1]
     x0, x1 = float(steps[0]), float(steps[-1]) + 1
-    found = strongest(numbers, steps, x0, x1, count)
+    found = taken(numbers, strongest(numbers, steps, x0, x1, count))
     edges = np.linspace(x0, x1, count + 1)
     for line, row in zip(numbers, found, strict=True):
         for j in range(count):
@@ -186,6 +186,29 @@ def test_neither_an_outlier_nor_a_collapse_decides_the_range() -> None:
     assert np.nansum(drawn.image[:, 6] > 0) <= 2
 
 
+def test_a_distribution_shows_all_values_unless_a_few_are_far_away() -> None:
+    counts, ranges = histograms(*np.linspace(0, 3, 30))
+    drawn = picture(np.arange(30), counts, ranges)
+    assert drawn.y0 < ranges.min() < ranges.max() < drawn.y1
+    assert [len(steps) for steps in drawn.beyond] == [0, 0]
+    ranges[5, 1] = 1e6
+    drawn = picture(np.arange(30), counts, ranges)
+    assert drawn.y1 < 10
+    assert 5 in drawn.beyond[1]
+
+
+def test_the_quartiles_of_a_distribution_are_those_of_the_values() -> None:
+    counts, ranges = histograms(-2.0, 0.0, 7.0, bins=400)
+    counts[1] = 0
+    drawn = picture(np.array([3, 4, 5]), counts, ranges)
+    assert drawn.steps.tolist() == [3, 4, 5]
+    for column, centre in ((0, -2.0), (2, 7.0)):
+        found = drawn.quartiles[:, column]
+        np.testing.assert_allclose(found, centre + np.array([-0.674, 0, 0.674]), atol=0.06)
+    assert np.isnan(drawn.quartiles[:, 1]).all()
+    np.testing.assert_array_equal(drawn.highest, [ranges[0, 1], np.nan, ranges[2, 1]])
+
+
 def test_records_without_a_histogram_stay_empty() -> None:
     counts, ranges = histograms(0.0, 0.0, 0.0)
     counts[1] = 0
@@ -293,18 +316,44 @@ def preview_of(*shape: int, axes: tuple[str, ...]) -> Preview:
 
 def test_cells_are_square_where_both_axes_are_alike() -> None:
     heads = draw(preview_of(2, 4, 5, 5, axes=("sample", "head", "query", "key")), sample=0)
-    assert heads.square
-    assert draw(preview_of(2, 3, 8, 6, axes=("sample", "channel", "height", "width"))).square
-    assert not draw(preview_of(8, 90, axes=("sample", "feature"))).square
-    assert not draw(preview_of(2, 5, 16, axes=("sample", "position", "feature"))).square
+    assert heads.to_scale
+    assert draw(preview_of(2, 3, 8, 6, axes=("sample", "channel", "height", "width"))).to_scale
+    assert not draw(preview_of(8, 90, axes=("sample", "feature"))).to_scale
+    assert not draw(preview_of(2, 5, 16, axes=("sample", "position", "feature"))).to_scale
 
 
-@given(st.integers(1, 99), st.integers(1, 99), st.integers(40, 900), st.integers(40, 900))
-def test_square_cells_fill_a_frame_as_far_as_they_fit(
-    columns: int, rows: int, width: int, height: int
+@pytest.mark.parametrize(("channels", "samples"), [(1, 2), (3, 2), (5, 1)])
+def test_means_over_unlike_areas_keep_the_proportions_of_the_image(
+    channels: int, samples: int
 ) -> None:
-    across, down = fitted(columns, rows, width, height)
-    assert width / across == pytest.approx(height / down)
+    """A picture of 32 x 48 pixels is kept as 16 x 16 means."""
+    axes = (
+        Axis("sample", "all", samples),
+        Axis("channel", "all", channels),
+        Axis("height", "mean", 32),
+        Axis("width", "mean", 48),
+    )
+    preview = Preview(0, np.random.default_rng(0).random((samples, channels, 16, 16)), axes)
+    drawing = draw(preview, sample=0, picture=True)
+    assert drawing.form == ("colours" if channels == 3 else "map")
+    assert drawing.aspect == pytest.approx((32 / 16) / (48 / 16))
+    rows, columns = drawing.image.shape
+    across, down = fitted(columns, rows, 400, 300, aspect=drawing.aspect)
+    assert (300 / down) / (400 / across) == pytest.approx(2 / 3)
+
+
+@given(
+    st.integers(1, 99),
+    st.integers(1, 99),
+    st.integers(40, 900),
+    st.integers(40, 900),
+    st.floats(0.1, 10),
+)
+def test_cells_fill_a_frame_as_far_as_they_fit(
+    columns: int, rows: int, width: int, height: int, aspect: float
+) -> None:
+    across, down = fitted(columns, rows, width, height, aspect=aspect)
+    assert aspect * width / across == pytest.approx(height / down)
     assert across >= columns * (1 - 1e-9)
     assert down >= rows * (1 - 1e-9)
     assert min(across / columns, down / rows) == pytest.approx(1)

@@ -29,7 +29,8 @@ from tests.viewer.app.served import turn_to
 WRITTEN = re.compile(r"\u2212?\d(\.\d+)?\d*(e\u2212?\d+)?|\u2212?\d+(\.\d+)?|NaN")
 SECTIONS = {
     "overview": {"tensor", "step", "value", "type"},
-    "inspect": {"tensor", "step", "value", "place"},
+    "inspect": {"tensor", "step", "value", "place", "median", "lowest", "highest"}
+    | {"lower quartile", "upper quartile"},
     "values": {"tensor", "row", "column", "value"},
     "compare": {"tensor", "side", "step", "value"},
     "kpis": {"tensor", "type", "step", "value"},

@@ -299,6 +299,9 @@ def test_runs_are_sorted_filtered_ticked_and_opened(sweep: Path, serve: Any, pag
     page.get_by_label("Filter runs").fill("optimizer.lr>0.005 sgd")
     expect(rows).to_have_count(1)
     expect(page.get_by_role("status").filter(has_text="1 of 5 runs")).to_be_visible()
+    for text, why in (("foo=3", 'no column "foo"'), ("loss<abc", '"abc" is not a number')):
+        page.get_by_label("Filter runs").fill(text)
+        expect(page.get_by_role("status").filter(has_text=why)).to_be_visible()
     page.get_by_label("Filter runs").fill("")
     page.get_by_role("button", name="Untick all").click()
     expect(page.get_by_role("status").filter(has_text="0 ticked")).to_be_visible()
