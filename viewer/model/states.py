@@ -16,6 +16,7 @@ from comgra_decl.records import ENDED
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import schedule
 from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.model.headline import ending_of
 from comgra_decl.viewer.model.numbers import count, many
 from comgra_decl.viewer.model.ranks import spoken
 from comgra_decl.viewer.model.runview import RunView
@@ -90,6 +91,8 @@ BRAND = '<h1 class="brand">comgra<span>_decl</span></h1>'
 def head_of(view: RunView, name: str) -> str:
     """Return the run's name and state as HTML for the page header."""
     state = view.run.state
+    if state == "finished" and ending_of(view) is not None:
+        state = "failed"  # recorded by a version that did not say so
     text = "stopped unexpectedly" if state == "stopped" else state
     text = f"{text} \u00b7 {many(len(view.run.records), 'record')}"
     return (

@@ -15,7 +15,7 @@ from comgra_decl.viewer.model.runview import Steps
 from comgra_decl.viewer.model.selection import nearest, slots_of
 from comgra_decl.viewer.model.series import extent, isolated
 from comgra_decl.viewer.model.tables import distribution_csv
-from comgra_decl.viewer.palette import BLUE, INK, ORANGE, RED, faded
+from comgra_decl.viewer.palette import AMBER, BLUE, ORANGE, RED, faded
 from comgra_decl.viewer.panes.base import PASSES, TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.figures import FEW, IMAGE, Frame, image, plainly, put
 from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
@@ -62,12 +62,13 @@ class DistributionPane(Pane):
             ColumnDataSource({name: [] for name in names})
             for names in (_LINES, ("x", "y"), ("x", "y", "angle"))
         )
+        ink = BLUE if self._place else AMBER  # visible on the colours of the distribution
         for name in ("lower", "upper"):
-            quartile = Line(x="x", y=name, line_color=INK, line_alpha=0.55, line_dash=[3, 2])
+            quartile = Line(x="x", y=name, line_color=ink, line_width=1.2, line_dash=[3, 2])
             plainly(fig, quartile, self._lines)
-        median = Line(x="x", y="median", line_color=INK, line_width=1.6)
+        median = Line(x="x", y="median", line_color=ink, line_width=1.8)
         self.frame.hover.along([plainly(fig, median, self._lines)])
-        plainly(fig, Scatter(x="x", y="y", size=4, line_color=INK, fill_color=INK), self._dots)
+        plainly(fig, Scatter(x="x", y="y", size=4, line_color=ink, fill_color=ink), self._dots)
         further = Scatter(
             x="x", y="y", angle="angle", marker="triangle", size=7, line_color=RED, fill_color=RED
         )
