@@ -24,6 +24,7 @@ export function render({ model }) {
   const body = htmlElement(grid, "div", "body");
   body.setAttribute("role", "rowgroup");
 
+  const paper = matchMedia("print");
   let table = { columns: [], rows: [] };
   let order = []; // rows that pass the filter, sorted
   let sort = null; // {column, down}
@@ -167,8 +168,9 @@ export function render({ model }) {
     const focused = root.getRootNode().activeElement;
     const kept = focused?.closest(".body .row")?.dataset.run;
     const kind = focused?.type;
-    const first = Math.max(0, Math.floor(view.scrollTop / ROW) - SPARE);
-    const last = Math.ceil((view.scrollTop + view.clientHeight) / ROW) + SPARE;
+    const all = paper.matches; // paper cannot be scrolled
+    const first = all ? 0 : Math.max(0, Math.floor(view.scrollTop / ROW) - SPARE);
+    const last = all ? order.length : Math.ceil((view.scrollTop + view.clientHeight) / ROW) + SPARE;
     body.replaceChildren(...order.slice(first, last).map((row, i) => line(row, first + i)));
     if (!kept) return;
     const again = body.querySelector(`[data-run="${CSS.escape(kept)}"]`);
@@ -220,6 +222,7 @@ export function render({ model }) {
     send();
   });
   view.addEventListener("scroll", draw, { passive: true });
+  paper.addEventListener("change", () => root.isConnected && draw());
   let styled = false; // fonts are known once the element is on the page
   new ResizeObserver(() => {
     if (!styled) measure();

@@ -30,6 +30,7 @@ from comgra_decl.viewer.panes.hovering import Hover, Row
 from comgra_decl.visible import visible
 
 MIN_HEIGHT = 170
+_BUTTON, _LETTER = 26, 7.1  # pixels of the download button, and of a letter of a title
 IMAGE = ("image", "x", "y", "dw", "dh")
 """Columns of an image's data source: values [rows, columns], position, extent."""
 
@@ -96,6 +97,7 @@ class Frame:
             tags=["frame"],  # see shared.js
         )
         self._title_text = self._left = ""
+        self._width = 0  # of the plot area in pixels; 0 until the browser has told it
         self._below: tuple[str, ...] = ("",)
         self._title = Title(text="", text_font_size="12.5px", text_font_style="bold")
         self.figure.title = self._title
@@ -110,6 +112,7 @@ class Frame:
         self.figure.xaxis.ticker = BasicTicker(desired_num_ticks=ticks)
         _style(self.figure, self._formatter)
         self.figure.on_event(DoubleTap, lambda _: self._show_all())
+        self.figure.on_change("inner_width", self._on_width)
         self._message = ColumnDataSource({"x": [], "y": [], "text": []})
         message = Text(
             x="x", y="y", text="text", text_align="center", text_baseline="middle",
@@ -134,7 +137,21 @@ class Frame:
     def title(self, text: str) -> None:
         if self._title_text != text:
             self._title_text = text
+            self._show_title()
+
+    def _show_title(self) -> None:
+        """Show as much of the title as fits beside the download button."""
+        room = int((self._width - _BUTTON) / _LETTER)
+        text = self._title_text
+        if 0 < room < len(text):
+            text = f"{text[: room - 1].rstrip()}\u2026"
+        if self._title.text != bokeh_text(text):
             self._title.text = bokeh_text(text)
+
+    def _on_width(self, _attr: str, _old: object, pixels: int) -> None:
+        self._width = pixels
+        with pn.io.hold():
+            self._show_title()
 
     def mark_step(self, step: int | None) -> None:
         """Move the vertical line to the current step; None hides it."""

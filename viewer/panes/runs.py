@@ -51,6 +51,11 @@ _GRID = """
   .choices { contain: none; grid-row: 2; }
   .table, .trials { grid-column: 1; }
 }
+@media print { /* all runs, then the figures */
+  :host, :host(.many) { display: block !important; height: auto !important; }
+  .choices { display: none !important; }
+  .table { contain: none; height: auto !important; width: 100% !important; }
+}
 """
 _ROW = """
 @container (max-width: 900px) {

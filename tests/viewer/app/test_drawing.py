@@ -22,6 +22,7 @@ from comgra_decl.viewer.model.series import Curve, bounds, drawn, isolated, thin
 from comgra_decl.viewer.model.ticks import log_ticks
 from comgra_decl.viewer.model.values import standardised
 from comgra_decl.viewer.panes.distribution import SHADES, shades
+from comgra_decl.viewer.panes.figures import Frame
 from comgra_decl.viewer.panes.hovering import NUMBER, PLACED
 from comgra_decl.viewer.panes.values import ValuesPane
 
@@ -401,3 +402,14 @@ def test_tiles_are_numbered_where_they_are_drawn() -> None:
     pane._number_axes(None)
     assert [axis.ticker for axis in axes] == usual
     assert axes[1].major_label_overrides == {}
+
+
+def test_a_title_ends_before_the_download_button() -> None:
+    frame = Frame()
+    frame.title = "forward \u00b7 abs_max \u00b7 batch mean"
+    assert frame._title.text == frame.title
+    frame._on_width("inner_width", 0, 200)
+    assert frame._title.text.endswith("\u2026")
+    assert len(frame._title.text) * 7 < 200
+    frame._on_width("inner_width", 200, 400)
+    assert frame._title.text == frame.title

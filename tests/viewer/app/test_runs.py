@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from comgra_decl.query import RunRow, open_run
+from comgra_decl.viewer.components.runs_table import RunsTableView
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model import runs as model
 from comgra_decl.viewer.model.catalogue import Catalogue
@@ -348,3 +349,24 @@ def test_the_table_of_many_runs_is_higher(tmp_path: Path, runs: int, many: bool)
     (pane,) = dashboard.screen.sections["runs"].panes
     assert isinstance(pane, RunsPane)
     assert ("many" in pane.box.css_classes) == many
+
+
+@pytest.mark.browser
+def test_all_runs_are_printed_although_few_are_drawn_on_a_screen(serve: Any, page: Any) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    columns = [{"label": "run", "help": "", "number": False}]
+    rows = [
+        {"name": f"run {i}", "colour": "#3f6fd8", "text": [f"run {i}"], "key": [i]}
+        for i in range(200)
+    ]
+    content = json.dumps({"columns": columns, "rows": rows})
+    page.goto(serve(lambda: RunsTableView(content=content, height=300)))
+    drawn = page.locator(".runs .body .row")
+    expect(drawn.first).to_be_visible()
+    assert drawn.count() < 60
+    page.emulate_media(media="print")
+    expect(drawn).to_have_count(200)
+    last = drawn.last.bounding_box()
+    assert last["y"] > 199 * 28
+    page.emulate_media(media="screen")
+    expect(drawn.last).not_to_have_text("run 199")
