@@ -372,10 +372,15 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
 - "padded tokens": the model's input "shape" [batch, positions] of tokens, of which a "share" of
   the samples ends with padding. Without "where".
+- "rate as log": a "function" that expects the logarithm of a rate receives a tensor of "shape" that
+  is "made_by" a function with positive results.
+- "ctc softmax": the log-probabilities of a CTC loss, of "shape", are normalized over "dim", which
+  is not the last one.
 - "blank target": the "share" of the targets of a CTC loss that are its "blank".
 - "bootstrap": a tensor of "elements" that a model computed without gradients is multiplied by a
   "factor" and added to data, or to what the program computed from other outputs; "masked" is
-  whether some elements may have been set to zero, "index" whether it consists of integers, and
+  whether some elements may have been set to zero, "index" whether it consists of integers, "kept"
+  the share of its elements that a mask does not set to zero, or None, and
   "negative" whether any element it is added to is negative.
 - "returns": a loop writes sums of data and the discounted previous sum in an "order".
 - "unused": the result of a "function", of "shape", that nothing uses.

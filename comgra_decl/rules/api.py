@@ -110,6 +110,7 @@ from comgra_decl.rules.rows import (
     input_slots,
     read_rows,
     target_slots,
+    targets_of_a_part,
     values_of,
 )
 from comgra_decl.rules.settings import (
@@ -243,6 +244,7 @@ __all__ = [
     "target_of",
     "target_pairs",
     "target_slots",
+    "targets_of_a_part",
     "trained_models",
     "usual_norm",
     "values_of",

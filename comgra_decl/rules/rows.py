@@ -178,12 +178,18 @@ class NextTokens:
                 # the last position has no next token, and programs often leave it out
                 ends = _is_one_shorter(infos[goal].shape, infos[sources[0]].shape)
                 shown = x[:, : x.shape[1] - ends]
+                key = sources[0], goal
+                per = math.prod(infos[goal].shape) / infos[sources[0]].shape[0]
+                part = targets_of_a_part(x, y, per) if y is not None and whole else None
+                if part is not None:
+                    known = self.tokens.setdefault(key, Tokens(int(window.steps[row])))
+                    count_tokens(known, x, part)
+                    continue
                 if y is None or y.size < shown.size:
                     continue
                 y = y.reshape(-1)[: shown.size].reshape(shown.shape)
                 if ends:
                     y = np.concatenate([y, np.full_like(x[:, :1], -1 if whole else np.nan)], 1)
-                key = sources[0], goal
                 known = self.tokens.setdefault(key, Tokens(int(window.steps[row])))
                 count_tokens(known, x, y, whole=bool(whole))
 
@@ -205,6 +211,33 @@ class NextTokens:
             if known.count >= least and known.next_ >= self._NEXT * pairs and varied:
                 return shape
         return None
+
+
+def targets_of_a_part(
+    x: NDArray[np.float64], y: NDArray[np.float64], per: float
+) -> NDArray[np.float64] | None:
+    """Return targets of the first or last positions as [samples, all positions].
+
+    A loss may leave out the positions that cannot be predicted. The others, and the last one that
+    has a target, are -1, as nothing is known about them. None if the targets are no such part.
+
+    Args:
+        x: the input [samples, positions].
+        y: the recorded targets of these samples.
+        per: number of targets of a sample.
+    """
+    samples, positions = x.shape
+    count = int(per)
+    if count != per or not 3 <= count < positions - 1 or y.size < samples * count:
+        return None
+    y = y.reshape(-1)[: samples * count]
+    found = []
+    for first in (positions - count, 0):
+        whole = np.full_like(x, -1)
+        whole[:, first : first + count - 1] = y.reshape(samples, count)[:, :-1]
+        alike = (whole == x).sum() + (whole[:, :-1] == x[:, 1:]).sum()
+        found.append((int(alike), whole))
+    return max(found, key=lambda each: each[0])[1]
 
 
 def _is_one_shorter(target: tuple[int, ...], source: tuple[int, ...]) -> bool:

@@ -650,3 +650,188 @@ def test_noisy_targets_of_a_bounded_answer_are_a_warning(tmp_path: Path) -> None
 
     assert severity(0.15, 0.7) == "warning"
     assert severity(0.0, 0.0) == "error"
+
+
+# -- losses of rates and alignments ----------------------------------------------------------------
+
+
+class Rates(nn.Module):
+    def __init__(self, last: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.last = mlp(4, 1), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.inner(x))[:, 0]
+        return out
+
+
+class Exponential(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.exp()
+
+
+@pytest.mark.parametrize(
+    ("last", "log_input", "wrong"),
+    [
+        (Exponential(), True, True),
+        (nn.Softplus(), True, True),
+        (Exponential(), False, False),
+        (nn.Identity(), True, False),
+    ],
+)
+def test_a_rate_in_place_of_its_logarithm(
+    last: nn.Module, log_input: bool, wrong: bool, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        return F.poisson_nll_loss(model(x), torch.poisson(x[:, 0].exp()), log_input=log_input)
+
+    assert ("rate_as_log" in names(tmp_path, loss, Rates(last))) is wrong
+
+
+@pytest.mark.parametrize("log_input", [True, False])
+@pytest.mark.parametrize("column", [True, False])
+def test_counts_that_are_broadcast_in_a_loss_of_rates(
+    column: bool, log_input: bool, tmp_path: Path
+) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        counts = torch.poisson(x[:, :1].exp())
+        target = counts if column else counts[:, 0]
+        return F.poisson_nll_loss(model(x), target, log_input=log_input)
+
+    last = nn.Identity() if log_input else Exponential()
+    assert ("silent_broadcasting" in names(tmp_path, loss, Rates(last))) is column
+
+
+def test_a_mask_of_pairs_is_no_broadcast_target(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        scores = model(torch.randn(N, 4))[:, 0]
+        pairs = (torch.rand(N, N) < 0.5).float()
+        return (pairs * scores).sum() / pairs.sum() + scores.square().mean()
+
+    assert "silent_broadcasting" not in names(tmp_path, loss, mlp(4, 1))
+
+
+@pytest.mark.parametrize(("dim", "wrong"), [(-1, False), (2, False), (1, True), (0, True)])
+def test_the_softmax_before_an_alignment(dim: int, wrong: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        scores = model(torch.randn(12, N, 4)).log_softmax(dim)
+        lengths = torch.full((N,), 12), torch.full((N,), 4)
+        return F.ctc_loss(scores, torch.randint(1, 5, (N, 4)), *lengths)
+
+    assert ("batch_mixing" in names(tmp_path, loss, mlp(4, 5))) is wrong
+
+
+# -- sequences -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_inputs_and_targets_of_different_lengths_show_the_batch(
+    batch_first: bool, tmp_path: Path
+) -> None:
+    class Forecaster(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.LSTM(3, 8, batch_first=batch_first)
+            self.head = nn.Linear(8, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.rnn(x)[0][:, -1])
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.mse_loss(model(torch.randn(16, 12, 3)), torch.randn(16, 6))
+
+    assert ("batch_as_time" in names(tmp_path, loss, Forecaster())) is not batch_first
+
+
+class Melody(nn.Module):
+    """Attention over tokens, with a mask that may show the next one."""
+
+    def __init__(self, *, shows: int) -> None:
+        super().__init__()
+        self.shows, self.embed, self.head = shows, nn.Embedding(12, 16), nn.Linear(16, 12)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids) + torch.arange(ids.shape[1])[:, None] / 10
+        mask = torch.ones(ids.shape[1], ids.shape[1]).tril(self.shows) > 0
+        scores = (x @ x.mT / 4).masked_fill(~mask, -1e9)
+        out: Tensor = self.head(x + scores.softmax(-1) @ x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("shift", "shows", "rule"),
+    [(1, 0, ""), (0, 0, "target_among_inputs"), (1, 1, "future_visible")],
+)
+@pytest.mark.parametrize("skipped", [0, 5])
+def test_tokens_of_which_some_are_not_predicted(
+    shift: int, shows: int, rule: str, skipped: int, tmp_path: Path
+) -> None:
+    """The first positions of a sequence may be left out of the loss."""
+
+    def loss(model: nn.Module) -> Tensor:
+        ids = torch.randint(0, 12, (8, 21))
+        logits, target = model(ids[:, :-1]), ids[:, shift : 20 + shift]
+        return F.cross_entropy(logits[:, skipped:].flatten(0, 1), target[:, skipped:].flatten())
+
+    model = Melody(shows=shows)
+    seen = {*found(tmp_path, lambda: fit(model, loss, steps=8), perturbations=True)}
+    assert seen & {"target_among_inputs", "future_visible", "wrong_shift"} == {rule} - {""}
+
+
+# -- samples and masks -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_identical_samples_are_told_from_an_ignored_input(same: bool, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(1, 4).expand(N, 4).clone() if same else torch.randn(N, 4)
+        return F.cross_entropy(model(x if same else 0 * x), torch.randint(0, 3, (N,)))
+
+    class Blind(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.inner(x if same else x * 0)
+            return out
+
+    def blind(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(torch.randn(N, 4)), torch.randint(0, 3, (N,)))
+
+    findings = found(tmp_path, lambda: fit(Blind(), loss if same else blind, steps=8))
+    message = findings["input_independence"].message
+    assert ("inputs of all samples are identical" in message) is same
+
+
+@pytest.mark.parametrize("form", ["float", "bool"])
+@pytest.mark.parametrize("inverted", [True, False])
+def test_a_mask_of_ended_episodes_may_be_inverted(
+    inverted: bool, form: str, tmp_path: Path
+) -> None:
+    model = mlp(4, 3)
+    target = deepcopy(model).requires_grad_(False)
+
+    def loss(model: nn.Module) -> Tensor:
+        x, after = torch.randn(64, 4), torch.randn(64, 4)
+        done = torch.rand(64) < 0.1
+        goes_on = done if inverted else ~done
+        with torch.no_grad():
+            mask = goes_on.float() if form == "float" else goes_on
+            y = torch.randn(64) + 0.9 * mask * target(after).amax(1)
+        return F.mse_loss(model(x).gather(1, torch.randint(0, 3, (64, 1)))[:, 0], y)
+
+    assert ("inverted_end" in names(tmp_path, loss, model)) is inverted
+
+
+def test_the_targets_of_rankings_are_no_classes(tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        out = model(x)[:, 0]
+        better = torch.where(x[:16, 0] > x[16:, 0], 1.0, 1.0)
+        return F.margin_ranking_loss(out[:16], out[16:], better, margin=0.5)
+
+    assert not names(tmp_path, loss, mlp(4, 1), steps=12) & {"single_class", "class_imbalance"}

@@ -45,6 +45,7 @@ class _Origin:
         masked: whether some of its elements may have been set to zero.
         returned: whether it is the sum of data and a discounted tensor.
         index: whether it is computed from integers of a model, such as the index of a maximum.
+        kept: the share of a mask that is not zero; None if it is not known.
         before: for a sum, the id of the tensor that was discounted, such as the next return.
         fact: the fact stored about the sum.
     """
@@ -53,6 +54,7 @@ class _Origin:
     masked: bool = False
     returned: bool = False
     index: bool = False
+    kept: float | None = None
     before: int = 0
     fact: dict[str, Any] | None = None
 
@@ -170,6 +172,7 @@ class Bootstraps:
         """Return what is known about a product; None if nothing."""
         factor: float | None = None
         masked = returned = index = False
+        kept: float | None = None
         before = 0
         for each in operands:
             if isinstance(each, (int, float)):
@@ -186,9 +189,10 @@ class Bootstraps:
             returned |= origin.returned
             index |= origin.index or (_is_integer(each) and self._computes(each))
             masked |= origin.masked
+            kept = origin.kept if kept is None else kept
         if factor is None and not masked and not returned:
             return None
-        return _Origin(factor, masked, returned, index=index, before=before)
+        return _Origin(factor, masked, returned, index=index, kept=kept, before=before)
 
     def _add(self, args: tuple[Any, ...], alpha: Any, result: Any, note: Note) -> None:
         if len(args) < 2 or not _is_numbers(result):
@@ -235,8 +239,10 @@ class Bootstraps:
             fact = None
             reward = rewards[at]
             if reward is not None and not origin.returned and (count := result.numel()) > 1:
-                facts = {"factor": origin.factor, "masked": origin.masked, "index": origin.index}
+                facts: dict[str, Any] = {"factor": origin.factor, "masked": origin.masked}
+                facts["index"] = origin.index
                 negative = is_readable(reward) and bool((reward < 0).any())
+                facts["kept"] = origin.kept if origin.kept is None else round(origin.kept, 4)
                 fact = note("bootstrap", elements=count, negative=negative, **facts)
             self._set(result, _Origin(returned=True, before=origin.before, fact=fact))
             return
@@ -278,7 +284,7 @@ def _of_data(tensor: torch.Tensor) -> _Origin:
     Zeros among equal numbers are a mask. So are equal numbers, as no episode may have ended.
     """
     if tensor.dtype == torch.bool:
-        return _Origin(masked=True)
+        return _Origin(masked=True, kept=_kept(tensor))
     if not 0 < tensor.numel() <= _MOST_ELEMENTS or tensor.requires_grad or not is_readable(tensor):
         return _Origin()
     if tensor.is_complex():
@@ -288,4 +294,12 @@ def _of_data(tensor: torch.Tensor) -> _Origin:
     if low != high or not (low == 1 or (tensor.is_floating_point() and _LEAST_FACTOR <= low < 1)):
         return _Origin()
     discount = None if low == 1 else round(low, 6)
-    return _Origin(discount, masked=discount is None or tensor.numel() > 1)
+    several = tensor.numel() > 1
+    return _Origin(discount, masked=discount is None or several, kept=_kept(tensor))
+
+
+def _kept(mask: torch.Tensor) -> float | None:
+    """Return the share of a mask that is not zero; None for a single number."""
+    if mask.numel() < 2 or not is_readable(mask):
+        return None
+    return float((mask != 0).to(torch.float32).mean())

@@ -26,6 +26,7 @@ from comgra_decl.hooks.graph.choices import Choices
 from comgra_decl.hooks.graph.unused import Results
 from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.pytree import gradient_function
+from comgra_decl.hooks.tensors.loss_calls import RESHAPING, function_name
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_readable
 
@@ -537,10 +538,32 @@ class Telling:
 
     # -- losses ---------------------------------------------------------------------------------
 
+    def _rate(self, name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
+        """Note a rate in place of its logarithm."""
+        names = ("input", "target", "log_input")
+        given = {"log_input": True, **dict(zip(names, args, strict=False)), **kwargs}
+        rate = given.get("input")
+        made = gradient_function(rate) if isinstance(rate, torch.Tensor) else None
+        while made is not None and function_name(made) in RESHAPING:
+            made = made.next_functions[0][0]
+        made_by = "" if made is None else function_name(made)
+        if rate is not None and given["log_input"] and made_by in ("Exp", "Softplus"):
+            self._note("rate as log", function=name, made_by=made_by, shape=[*rate.shape])
+
     def _align(self, _name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
-        """Count blanks among the targets of a CTC loss, which are within the target lengths."""
+        """Count blanks among the targets of a CTC loss, which are within the target lengths.
+
+        Also notes a softmax that is not over the classes.
+        """
         names = ("log_probs", "targets", "input_lengths", "target_lengths", "blank")
         given = {"blank": 0, **dict(zip(names, args, strict=False)), **kwargs}
+        scores = given.get("log_probs")
+        made = gradient_function(scores) if isinstance(scores, torch.Tensor) else None
+        if scores is not None and made is not None and function_name(made) == "LogSoftmax":
+            dim = int(made._saved_dim) % (1 << 64)
+            dim = dim - (1 << 64) if dim >> 63 else dim
+            if dim % scores.dim() != scores.dim() - 1:
+                self._note("ctc softmax", dim=dim % scores.dim(), shape=[*scores.shape])
         targets, lengths, blank = given.get("targets"), given.get("target_lengths"), given["blank"]
         if not isinstance(targets, torch.Tensor) or not 0 < targets.numel() <= _MOST_ELEMENTS:
             return
@@ -760,6 +783,7 @@ _READ: dict[str, _Reader] = {
     "index_select": Telling._pick_rows,
     "multinomial": Telling._sample,
     "ctc_loss": Telling._align,
+    "poisson_nll_loss": Telling._rate,
     "__getitem__": Telling._index,
     "select": Telling._select,
     **dict.fromkeys(("gru", "lstm", "rnn_tanh", "rnn_relu"), Telling._recur),

@@ -588,12 +588,14 @@ def _broadcasts(loss: torch.Tensor) -> list[dict[str, Any]]:
     waiting, seen = [start], {start}
     for node in waiting:
         given = [each for each in node.next_functions if each[0] is not None]
-        after = _shape((node, 0)) if function_name(node) in ("Sub", "Rsub") else ()
+        after = _shape((node, 0)) if function_name(node) in ("Sub", "Rsub", "Mul") else ()
+        if function_name(node) == "Mul" and not _multiplies_a_column(node, given):
+            after = ()
         if len(after) == 2 and after[0] == after[1] > 1:
             expanded = [each for each in given if _shape(each) in ((after[0], 1), (after[0],))]
-            if len(given) == 2 and expanded:
+            if len(given) == 2 and all(prod(_shape(each)) == after[0] for each in given):
                 return [{"kind": "pairwise"}]
-            if expanded and function_name(expanded[0][0]) not in _MEANT:
+            if len(given) == 1 and expanded and function_name(expanded[0][0]) not in _MEANT:
                 before = [*_shape(expanded[0])]
                 found.append({"kind": "broadcast", "prediction": before, "result": [*after]})
         for following, _ in given:
@@ -602,6 +604,18 @@ def _broadcasts(loss: torch.Tensor) -> list[dict[str, Any]]:
                 seen.add(following)
                 waiting.append(following)
     return found
+
+
+def _multiplies_a_column(node: Any, given: list[Pair]) -> bool:
+    """Whether a product has one factor without a gradient, of shape [n, 1] or [n].
+
+    A factor [n, n] is a mask, or weights.
+    """
+    if len(given) != 1:
+        return False
+    factor = _saved(node, "other") if node.next_functions[0][0] is not None else None
+    factor = _saved(node, "self") if factor is None else factor
+    return factor is not None and factor.numel() > 1 and factor.numel() == max(factor.shape)
 
 
 def _posteriors(loss: torch.Tensor, weights: dict[Pair, float]) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,6 +23,7 @@ from comgra_decl.rules.api import (
     per_run,
     read_rows,
     target_slots,
+    targets_of_a_part,
     values_of,
 )
 
@@ -99,6 +102,11 @@ class TargetAmongInputs(Rule):
             if whole and x.shape[1] > 1 and len(flat) >= length:
                 known = self._tokens.setdefault((a, b), Tokens(step))
                 count_tokens(known, x, flat[:length].reshape(x.shape))
+                return
+            per = prod(infos[b].shape) / infos[a].shape[0]
+            part = targets_of_a_part(x, y, per)
+            if part is not None:
+                count_tokens(self._tokens.setdefault((a, b), Tokens(step)), x, part)
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first target found among the inputs."""

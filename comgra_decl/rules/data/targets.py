@@ -41,7 +41,8 @@ class SingleClass(SlotRule):
     definition = (
         "For `patience` records in a row, all targets in a batch of at least "
         f"{ClassCounts.fewest} samples have the same value. In a hand-written loss, an operand "
-        "counts as a target only if it contains integers. Class 0 is ignored if no model "
+        "counts as a target only if it contains integers, and that of `margin_ranking_loss` never "
+        "does. Class 0 is ignored if no model "
         "returned the prediction: in contrastive losses, the first similarity is the correct one. "
         "Several losses in a step that each have a single class, but not all the same one, are not "
         "reported either: in adversarial training, a batch is real or generated."
@@ -80,7 +81,12 @@ class SingleClass(SlotRule):
 
 
 def _has_targets(call: LossCall) -> bool:
-    """Return whether the target of a call really is a target, not just another term of a loss."""
+    """Return whether the target of a call really is a target, not just another term of a loss.
+
+    The target of a ranking loss only states which of two scores should be larger.
+    """
+    if call.function == "margin_ranking_loss":
+        return False
     return not call.is_operator or call.target.is_integer
 
 
@@ -221,7 +227,7 @@ class ClassImbalance(Rule):
         """Return a finding about the first target whose classes are not balanced."""
         tokens = {goal for _, goal in scene.next_tokens.tokens}  # words are never balanced
         for slot, counts in scene.classes.by_slot.items():
-            known = {c: n for c, n in counts.items() if c >= 0 and slot not in tokens}
+            known = {c: n for c, n in counts.items() if c >= 0 < n and slot not in tokens}
             total = sum(known.values())
             if total < self._needed(scene) or len(known) < 2:
                 continue

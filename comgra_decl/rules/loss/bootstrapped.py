@@ -25,6 +25,7 @@ from comgra_decl.rules.api import (
 
 _LARGEST = frozenset({"Max", "Amax", "Aminmax"})
 _SHORT = 0.8  # discount of a horizon of 5 steps
+_ENDED = 0.3  # share of transitions; fewer continue only if a mask is inverted
 _NO_TARGET = "no target adds a discounted value to data in the first records"
 
 
@@ -170,6 +171,39 @@ class UnmaskedTarget(_TargetRule):
             f"{fact['where']} adds {fact['factor']:g} times the value of the next state to the "
             "reward for every transition. Nothing removes this value where the episode has ended, "
             "so values of terminal states are never learned and may grow without limit."
+        )
+
+
+class InvertedEnd(_TargetRule):
+    """Bootstrapped targets that continue only where an episode has ended."""
+
+    name = "inverted_end"
+    certainty = 0.75
+    definition = (
+        "In the first records, the mask by which a bootstrapped target (see `unmasked_target`) "
+        f"multiplies the values of the next states keeps at most {_ENDED:.0%} of them. Episodes "
+        "rarely end in most transitions, so the mask is probably `done` instead of `1 - done`."
+    )
+    source = (
+        "Mnih et al., Human-level control through deep reinforcement learning (2015), algorithm "
+        "1: the target contains the next value unless the episode ends. Our own definition."
+    )
+    advice = "Multiply by 1 - done: target = r + gamma * (1 - done) * V(s')."
+    shown = ("kept", "elements")
+
+    def chosen(self, scene: Scene) -> list[dict[str, Any]]:
+        """Return all targets if each keeps few values."""
+        found = super().chosen(scene)
+        known = [fact.get("kept") for fact in found]
+        few = bool(known) and all(share is not None and share <= _ENDED for share in known)
+        return found if few else []
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"{fact['where']} keeps the value of the next state for {float(fact['kept']):.0%} of "
+            "the transitions and sets it to zero for the others: the mask of ended episodes is "
+            "probably inverted."
         )
 
 

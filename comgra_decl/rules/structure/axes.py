@@ -22,7 +22,8 @@ class BatchAsTime(Rule):
         "n, features], where n is neither m nor 1, and the loss compares predictions with one "
         "target for each of m samples, or at least 40 targets are the next tokens along the second "
         "dimension of the input [m, n], or the tokens of that input end with padding along this "
-        "dimension only. The module therefore treats the batch as time. The rule "
+        "dimension only, or all inputs and targets have m samples and their second dimensions "
+        "differ. The module therefore treats the batch as time. The rule "
         "also gives a hint if a module that returns such a tensor has a buffer or parameter of "
         "shape [length, 1, features], such as a table of positions, and no tensor of the model has "
         "the shape [n, m, features]. Unless the program indexes the table, such a module adds "
@@ -119,6 +120,14 @@ def _samples(scene: Scene) -> int | None:
     padded = scene.told("padded tokens")
     if padded:
         return int(padded[0]["shape"][0])
+    given = [
+        info.shape
+        for info in scene.table.infos
+        if info.kind in ("input", "target") and info.key.pass_ == "forward" and len(info.shape) > 1
+    ]
+    first_sizes, second_sizes = ({shape[at] for shape in given} for at in (0, 1))
+    if len(first_sizes) == 1 < len(second_sizes):
+        return first_sizes.pop()
     first = min(scene.calls.items(), key=lambda item: item[1].first, default=None)
     if first is None:
         return None

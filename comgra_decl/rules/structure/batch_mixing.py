@@ -10,6 +10,7 @@ from comgra_decl.rules.api import (
     Finding,
     LossCall,
     Numbers,
+    Place,
     Rule,
     Scene,
     comparison_missing,
@@ -27,7 +28,8 @@ class BatchMixing(Rule):
     certainty = 0.9
     definition = (
         "The prediction passed to `nll_loss` was computed by a log-softmax over a dimension other "
-        "than the classes (the second dimension, or the only one). Two other conditions lead only "
+        "than the classes (the second dimension, or the only one), or that passed to `ctc_loss` "
+        "over another dimension than the last. Two other conditions lead only "
         "to a warning. First, a softmax in the backward graph of the loss runs over the batch. "
         "This is assumed if the softmax runs over dimension 0, the size of this dimension equals "
         "the batch size of the targets, and the next dimension has a different size. Second, the "
@@ -64,6 +66,18 @@ class BatchMixing(Rule):
                         evidence={"dim": int(call.prediction.dim or 0), "shape": str(shape)},
                     )
                 ]
+        for fact in scene.told("ctc softmax"):
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(fact["where"])),
+                    first_step=0,
+                    message=f"The softmax before ctc_loss is computed over dimension {fact['dim']} "
+                    f"of {fact['shape']}, which is [time, batch, classes]; the classes are the "
+                    "last dimension.",
+                    evidence={"dim": int(fact["dim"]), "shape": str(fact["shape"])},
+                )
+            ]
         return self._inside(scene) or self._guesses(scene)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
@@ -116,7 +130,7 @@ class BatchMixing(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return the reason why the run could not be checked, or None."""
-        return comparison_missing(scene)
+        return None if scene.told("ctc softmax") else comparison_missing(scene)
 
 
 def _is_wrong(call: LossCall) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from comgra_decl.rules.api import (
     BINARY_LOGITS,
     CLASSIFICATION,
     LOGITS_OF_CLASSES,
+    FactRule,
     Finding,
     LossCall,
     Mask,
@@ -18,6 +22,7 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
+    calls_missing,
     place_of,
     prediction_of,
     target_of,
@@ -337,3 +342,31 @@ class SigmoidTwice(SlotRule):
 def _bound(classes: int) -> float:
     """Return the smallest possible cross-entropy if the logits are probabilities of C classes."""
     return float(np.log1p((classes - 1) / np.e))
+
+
+class RateAsLog(FactRule):
+    """Rates passed to a loss that expects their logarithm."""
+
+    name = "rate_as_log"
+    severity = "error"
+    certainty = 0.9
+    definition = (
+        "`poisson_nll_loss` with `log_input=True`, its default, receives the result of an "
+        "exponential or a softplus: a rate, to which it applies the exponential again."
+    )
+    source = "PyTorch's documentation of PoissonNLLLoss: `log_input` is True by default."
+    advice = "Pass the logarithm of the rate (remove the exponential), or `log_input=False`."
+    kind = "rate as log"
+    shown = ("function", "made_by")
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        made_by = {"Exp": "an exponential"}.get(str(fact["made_by"]), "a softplus")
+        return (
+            f"{fact['function']} in {fact['where']} expects the logarithm of a rate, but receives "
+            f"the result of {made_by}, to which it applies the exponential again."
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return calls_missing(scene)

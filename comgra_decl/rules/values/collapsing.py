@@ -58,7 +58,8 @@ class CollapsingOutput(SlotRule):
         "Alternatively, an "
         "output that the model returns, and that no loss compares with a target, has shrunk to "
         "less than `fall` times its initial l2 norm. Such an output no longer distinguishes the "
-        "samples. For example, the posterior of an autoencoder may collapse to its prior. A "
+        "samples. For example, the posterior of an autoencoder may collapse to its prior; if no "
+        "loss contains a divergence, such a finding is a hint. A "
         "prediction is ignored while its standard deviation is at least `fall` times that of a "
         "floating-point target of the same size, which may become similar for all samples as well, "
         "such as the returns of a policy that always succeeds, but is not constant. The "
@@ -163,6 +164,8 @@ class CollapsingOutput(SlotRule):
         found = super().findings(scene)
         if not found:
             return []
+        if self._are_no_codes(scene) and self.parameters.severity is None:
+            return [replace(found[0], severity="hint")]
         final = predictions(scene) | set(np.flatnonzero(_codes(scene.table)).tolist())
         judges = judging_models(scene) if self._several else set()
         roots = {str(m["node"]) for m in scene.documents.get("modules") or [] if not m["path"]}
@@ -175,6 +178,12 @@ class CollapsingOutput(SlotRule):
         if outer or self.parameters.severity is not None:
             return found
         return [replace(found[0], severity="hint")]
+
+    def _are_no_codes(self, scene: Scene) -> bool:
+        """Return whether the tensors have only shrunk, and the model has no posterior."""
+        at = self.chosen(scene, self.streak.lasting)
+        shrunk = grown(self._shrunk, len(scene.table), fill=False)
+        return bool(shrunk[at].all()) and not any(scene.terms("divergence"))
 
     def follows(self, finding: Finding, other: Finding) -> bool:
         """Return whether another finding explains this one; it must not have begun later."""

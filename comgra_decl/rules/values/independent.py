@@ -27,6 +27,7 @@ from comgra_decl.rules.api import (
     target_pairs,
 )
 
+_ROUNDING = 1e-6  # relative variation of identical samples
 _VARIED = 0.01  # relative variation over the batch
 
 
@@ -86,6 +87,7 @@ class InputIndependence(SlotRule):
     evidence, of_graph = "relative variation across the batch", True
 
     _most = per_run(Largest)
+    _same = 0  # records in a row in which the samples of all inputs are identical
     _final: Bools = np.zeros(0, np.bool_)
 
     def wants(self, table: SlotTable) -> Mask:
@@ -99,6 +101,26 @@ class InputIndependence(SlotRule):
         most = np.where(window.samples(at) >= self.fewest_samples, most, np.nan)
         varied = self._most.look(at, most) > _VARIED
         return (most < self.parameters.variation) & (varied | self._final[at]), most
+
+    def look(self, window: Window) -> None:
+        """Process the next training records, and compare the samples of the inputs."""
+        super().look(window)
+        inputs = np.array(
+            [
+                info.id
+                for info in window.table.infos
+                if info.kind == "input" and info.key.pass_ == "forward" and info.batch_dim == 0
+            ],
+            np.int64,
+        )
+        if not len(inputs) or not window.has("mean", "std"):
+            return
+        with np.errstate(all="ignore"):
+            varied = np.fmax.reduce(window.variation(inputs), axis=1)
+        for row in range(len(window)):
+            known = window.present[row, inputs].any() and window.samples(inputs)[row].max() > 1
+            if known:
+                self._same = self._same + 1 if varied[row] < _ROUNDING else 0
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leave out tensors that are computed from parameters only, unless all of them are."""
@@ -130,10 +152,17 @@ class InputIndependence(SlotRule):
 
     def sentence(self, scene: Scene, slot: int) -> str:
         """Return the message for a slot."""
-        return (
+        same = (
             f"{scene.table.place(slot)} is the same for every sample in the batch (relative "
-            f"variation {self.streak.worst[slot]:.1e}), so it does not depend on the input."
+            f"variation {self.streak.worst[slot]:.1e})"
         )
+        if self._same >= self.patience:
+            return (
+                f"{same}, because the inputs of all samples are identical: the program probably "
+                "stores the same array for each of them, which is changed in place (copy it), or "
+                "repeats one sample."
+            )
+        return f"{same}, so it does not depend on the input."
 
 
 def _of_parameters(table: SlotTable, sources: dict[int, list[int]], slot: int) -> bool:
