@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from comgra_decl.errors import UnknownNameError, did_you_mean, shown
+from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures import cloud, layouts, likeness, predictions, units
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import (
@@ -29,6 +30,9 @@ from .preview import axis_names
 if TYPE_CHECKING:
     from .run import Run
     from .snapshot import Snapshot
+
+_OUTPUT = re.compile(r"output(?:[.\[].*)?")
+"""Roles of what a module returns: one tensor, or a part of a tuple, a dict or an object."""
 
 _UNITS = ("channel", "feature", "unit")
 """Possible names of the axis whose entries are the units of a layer."""
@@ -256,6 +260,11 @@ class Pictures:
         points = np.stack([v.reshape(len(v), -1) for v in values.values()])
         if isinstance(basis, Basis):
             used = basis
+            if len(basis.mean) != points.shape[-1]:
+                raise SelectionError(
+                    f"the basis has {len(basis.mean)} features, but {node!r} has "
+                    f"{points.shape[-1]}; pass a basis of this node."
+                )
         elif basis in ("all", "last"):
             try:
                 used = cloud.fitted(points if basis == "all" else points[-1:])
@@ -394,7 +403,12 @@ class Pictures:
         return node
 
     def _slot(self, node: str) -> SlotInfo:
-        return self._snapshot.slot(node, "output", 0, "forward")
+        """Return the output of a node, or the first one if it returns several."""
+        keys = (slot.key for slot in self._snapshot.view.slots)
+        roles = [k.role for k in keys if (k.node, k.iteration, k.pass_) == (node, 0, "forward")]
+        outputs = [role for role in roles if _OUTPUT.match(role)]
+        first = outputs[0] if outputs and "output" not in outputs else "output"
+        return self._snapshot.slot(node, first, 0, "forward")
 
     def _steps(self) -> list[int]:
         return self._steps_of(self._type)
@@ -412,7 +426,7 @@ class Pictures:
         return int(self._snapshot.steps[records].max())
 
     def _value(self, node: str, step: int) -> NDArray[Any]:
-        return self._run.slot(node).value(step, type=self._type)
+        return self._run.slot(node, role=self._slot(node).key.role).value(step, type=self._type)
 
     def _over_steps(self, slot: SlotInfo, steps: list[int], node: str) -> dict[int, NDArray[Any]]:
         """Return the values of a node at the steps that have as many samples as the last step."""

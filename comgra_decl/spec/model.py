@@ -225,6 +225,7 @@ class Spec(SpecModel):
                 raise ValueError(
                     f"probes.{name}.samples.count: must be between 1 and samples.count, which is "
                     f"{self.samples.count}, got {probe.samples.count}"
+                    f"{'' if 'count' in probe.samples.model_fields_set else ', the default'}"
                 )
             if probe.labels is not None and probe.batch is None:
                 raise ValueError(

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import comgra_decl as comgra
-from comgra_decl.errors import SpecError, UnknownNameError
+from comgra_decl.errors import SelectionError, SpecError, UnknownNameError
 from comgra_decl.pictures import likeness
 from comgra_decl.query import Run
 from comgra_decl.records import COMPUTED_PICTURES
@@ -88,6 +88,38 @@ def test_a_cloud_has_one_basis_for_all_steps(run: Run) -> None:
     again = run.embedding("conv", found.basis)
     assert (again.values == found.values).all()
     assert run.embedding("conv", "last").basis is not None
+    with pytest.raises(SelectionError, match=r"the basis has \d+ features, but 'head' has 3"):
+        run.embedding("head", found.basis)
+
+
+@pytest.mark.parametrize("returned", [tuple, lambda pair: {"logits": pair[0], "more": pair[1]}])
+def test_the_first_of_several_outputs_is_the_prediction(
+    returned: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> Any:
+            hidden = self.inner(x).relu()
+            return returned((self.head(hidden), hidden))
+
+    nodes = {"all": {"select": "**", "values": True}}
+    spec = {"nodes": nodes, "probes": {"eyes": {"samples": {"count": 6, "by": "target"}}}}
+    torch.manual_seed(0)
+    model = Two()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace({**spec, "schedule": {"every": 1}}, root=tmp_path) as session:
+        for _ in range(2):
+            out = model(torch.randn(12, 4))
+            logits = out["logits"] if isinstance(out, dict) else out[0]
+            F.cross_entropy(logits, torch.arange(12) % 3).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    recorded = comgra.open_run(session.path or "")
+    assert recorded.picture("confusion").values.sum() == 6
+    assert recorded.picture("reliability").values[:, 2].sum() == 6
 
 
 def test_likeness_is_cka_of_the_recorded_values(run: Run) -> None:
