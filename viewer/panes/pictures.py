@@ -313,6 +313,9 @@ def _choice(method: str, chosen: str) -> str:
 def _likeness(found: Album) -> str:
     if isinstance(found.likeness, str):
         return _missing("similarity of layers", found.likeness)
+    if not np.isfinite(found.likeness.values).any():
+        why = "CKA needs at least four samples; declare more with the probe's `samples`."
+        return _missing("similarity of layers", why)
     names = found.likeness.labels["node"]
     return (
         '<div class="card"><h3>similarity of layers (CKA, unbiased)</h3>'
