@@ -53,8 +53,9 @@ class RunFacts:
     def state(self) -> str:
         """State of the run: "waiting" (no record yet), "live", "finished", "failed" or "stopped".
 
-        A run is "failed" if an exception has ended the program; see `ending`. It is "stopped" if
-        its writer ended without closing the run, or if recording stopped early; see `error`.
+        A run is "failed" if an exception other than an interruption (Ctrl-C) has ended the program;
+        see `ending`. It is "stopped" if its writer ended without closing the run, or if recording
+        stopped early; see `error`.
         """
         return self._reader.state
 

@@ -214,7 +214,8 @@ class Session:
             self._ending.remove()
         if writer is not None:
             timeout = _INTERRUPTED_TIMEOUT if self._interrupted else _CLOSE_TIMEOUT
-            writer.close(timeout, failed=self._post_mortem is not None)
+            failed = self._post_mortem is not None and not self._interrupted
+            writer.close(timeout, failed=failed)
         self._close_sinks()
         if self._actions is not None:
             self._actions.close(_INTERRUPTED_TIMEOUT if self._interrupted else None)

@@ -189,7 +189,7 @@ def test_checkpoints_are_the_same_and_can_be_resumed(results: Results) -> None:
 
 def test_an_exception_of_the_training_ends_the_run(results: Results) -> None:
     assert results["failed"]["message"] == "the training's own"
-    assert results["failed"]["state"] == "finished"
+    assert results["failed"]["state"] == "failed"
     assert results["failed"]["next"].endswith("failed-2")
 
 

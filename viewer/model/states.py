@@ -38,7 +38,7 @@ STATE_HELP = {
     "live": "training is running, and new records are being added",
     "waiting": "training has started, but nothing has been recorded yet",
     "finished": "training ended normally",
-    "failed": "an error or an interruption ended the program",
+    "failed": "an error ended the program",
     "stopped": "the training process ended without closing the run",
 }
 
@@ -91,7 +91,8 @@ BRAND = '<h1 class="brand">comgra<span>_decl</span></h1>'
 def head_of(view: RunView, name: str) -> str:
     """Return the run's name and state as HTML for the page header."""
     state = view.run.state
-    if state == "finished" and ending_of(view) is not None:
+    ending = ending_of(view)
+    if state == "finished" and ending is not None and ending.failed:
         state = "failed"  # recorded by a version that did not say so
     text = "stopped unexpectedly" if state == "stopped" else state
     text = f"{text} \u00b7 {many(len(view.run.records), 'record')}"

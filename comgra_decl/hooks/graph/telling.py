@@ -560,10 +560,10 @@ class Telling:
         scores = given.get("log_probs")
         made = gradient_function(scores) if isinstance(scores, torch.Tensor) else None
         if scores is not None and made is not None and function_name(made) == "LogSoftmax":
-            dim = int(made._saved_dim) % (1 << 64)
-            dim = dim - (1 << 64) if dim >> 63 else dim
-            if dim % scores.dim() != scores.dim() - 1:
-                self._note("ctc softmax", dim=dim % scores.dim(), shape=[*scores.shape])
+            dim = getattr(made, "_saved_dim", scores.dim() - 1)
+            dim = (dim - (1 << 64) if dim >> 63 == 1 else dim) % scores.dim()
+            if dim != scores.dim() - 1:
+                self._note("ctc softmax", dim=dim, shape=[*scores.shape])
         targets, lengths, blank = given.get("targets"), given.get("target_lengths"), given["blank"]
         if not isinstance(targets, torch.Tensor) or not 0 < targets.numel() <= _MOST_ELEMENTS:
             return
