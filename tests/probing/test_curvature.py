@@ -19,6 +19,7 @@ from comgra_decl.hooks.probing.subject import Drawn
 from comgra_decl.spec import load_spec
 from tests.probing.nets import MODELS
 from tests.probing.test_methods import picture
+from tests.support.shortened import shortened
 
 ROLES = ("eigenvalues", "eigenvalues.residuals", "eigenvalues.nodes", "eigenvalues.weights")
 
@@ -130,7 +131,7 @@ def test_parameters_that_are_not_trained_are_left_out() -> None:
     assert found.facts["parameters"] == 79 - 36
 
 
-@pytest.mark.parametrize("name", ["recurrent", "transformer", "tied"])
+@pytest.mark.parametrize("name", shortened(["tied", "recurrent", "transformer"], tried=2))
 def test_models_with_recurrence_attention_and_tied_weights(name: str) -> None:
     torch.manual_seed(1)
     make, inputs = MODELS[name]

@@ -286,6 +286,7 @@ def name(root):
 """
 
 
+@pytest.mark.slow
 def test_l29_the_same_graph_has_the_same_name_in_every_process(tmp_path: Path) -> None:
     seed = "1" if sys.flags.hash_randomization else "random"  # whatever this process does not use
     other = subprocess.run(
