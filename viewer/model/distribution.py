@@ -97,7 +97,8 @@ def picture(
     filled = ~np.isnan(shares[chosen, -1])
     records, place = np.unique(chosen[filled], return_inverse=True)
     image[:, filled] = _densities(edges, shares[records], ranges[records])[place].T
-    ones = np.unique(chosen)
+    # no column begins at the last record, but a line ends there
+    ones = np.unique(np.append(chosen, np.searchsorted(steps, x1, side="right") - 1))
     quartiles = np.array([quantile(shares[ones], ranges[ones], q) for q in QUARTILES])
     ends = np.where(np.isnan(quartiles[1])[:, None], np.nan, ranges[ones])
     return Distribution(image, x0, x1, y0, y1, steps[ones], quartiles, ends[:, 0], ends[:, 1])

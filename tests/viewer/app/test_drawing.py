@@ -210,6 +210,14 @@ def test_the_quartiles_of_a_distribution_are_those_of_the_values() -> None:
     np.testing.assert_array_equal(drawn.highest, [ranges[0, 1], np.nan, ranges[2, 1]])
 
 
+def test_the_lines_of_a_distribution_end_at_the_last_record() -> None:
+    counts, ranges = histograms(*[0.0] * 6)
+    drawn = picture(np.array([0, 1, 2, 10, 100, 1000]), counts, ranges)
+    assert drawn.steps[-1] == 1000
+    zoomed = picture(np.arange(6) ** 2, counts, ranges, within=(0, 9))
+    assert zoomed.steps[-1] == 9
+
+
 def test_records_without_a_histogram_stay_empty() -> None:
     counts, ranges = histograms(0.0, 0.0, 0.0)
     counts[1] = 0
