@@ -776,8 +776,9 @@ class ModuleTracer:
 
     def after_backward(self) -> None:
         """Look at the gradients that a backward pass has left."""
-        with without_functions():
-            self._ends.after_backward()
+        if self._ends.awaits_gradients:  # in the first records only
+            with without_functions():
+                self._ends.after_backward()
 
     def parameter_slot(self, tensor: torch.Tensor) -> Slot | None:
         """Return the slot of a parameter or buffer, or None if it is not traced."""

@@ -746,6 +746,47 @@ def test_inputs_and_targets_of_different_lengths_show_the_batch(
     assert ("batch_as_time" in names(tmp_path, loss, Forecaster())) is not batch_first
 
 
+def test_a_mask_beside_sequences_with_time_first_is_no_batch(tmp_path: Path) -> None:
+    """As in the tutorial of nn.Transformer: tokens [time, batch] and a mask [time, time]."""
+
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(12, 16), nn.Linear(16, 12)
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32)
+
+        def forward(self, source: Tensor, mask: Tensor, places: Tensor) -> Tensor:
+            x = self.embed(source) + places[:, None]
+            out: Tensor = self.head(self.layer(x, mask))
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        ids = torch.randint(0, 12, (15, 8))
+        mask = nn.Transformer.generate_square_subsequent_mask(14)
+        out = model(ids[:-1], mask, torch.randn(14, 16) * 0.1)
+        return F.cross_entropy(out.flatten(0, 1), ids[1:].flatten())
+
+    assert "batch_as_time" not in names(tmp_path, loss, Language())
+
+
+@pytest.mark.parametrize("features", [3, 6])
+def test_sequences_and_targets_with_time_first(features: int, tmp_path: Path) -> None:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn, self.head = nn.GRU(features, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor, places: Tensor) -> Tensor:
+            out: Tensor = self.head(self.rnn(x + places[:, None])[0])
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(12, 16, features)
+        return F.mse_loss(model(x, torch.randn(12, features)), torch.randn(12, 16, 3))
+
+    assert "batch_as_time" not in names(tmp_path, loss, Tagger())
+
+
 class Melody(nn.Module):
     """Attention over tokens, with a mask that may show the next one."""
 

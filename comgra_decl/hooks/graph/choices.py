@@ -89,8 +89,8 @@ class Choices:
     def fresh(self) -> list[Choice]:
         """The actions that only select log-probabilities.
 
-        None if others of the same shape select log-probabilities and are executed: further ones
-        may estimate an entropy.
+        Not those of a shape of which others select log-probabilities and are executed: further
+        ones may estimate an entropy.
         """
         choices = {id(choice): choice for _, choice in self._known.values()}.values()
         executed = [choice.shape for choice in choices if choice.scored and choice.used]

@@ -65,6 +65,7 @@ class Provenance(modes.OwnMode):
         self._follower = Follower(self._lineage, cut=self._cut)
         self._opaque = opaque
         self._nodes: dict[Slot, int] = {}
+        self._given: set[int] = set()  # those of inputs and targets
         self._edges: dict[tuple[int, int], bool] = {}
         self._own: dict[int, tuple[Any, int, Slot]] = {}  # id of a traced tensor -> it, its node
         self._expected: set[int] = set()  # nodes whose module has hooks that have not run yet
@@ -115,9 +116,7 @@ class Provenance(modes.OwnMode):
 
     def computed_sources(self, tensor: torch.Tensor) -> frozenset[int]:
         """Return the sources of a tensor that are neither inputs nor targets."""
-        sources = self._lineage.of(tensor).all
-        given = {i for slot, i in self._nodes.items() if slot.kind in ("input", "target")}
-        return sources - given
+        return self._lineage.of(tensor).all - self._given
 
     def enters(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor enters the step from outside: no call in the step computed it."""
@@ -136,7 +135,10 @@ class Provenance(modes.OwnMode):
         return NO_SOURCES
 
     def _node(self, slot: Slot) -> int:
-        return self._nodes.setdefault(slot, len(self._nodes))
+        number = self._nodes.setdefault(slot, len(self._nodes))
+        if slot.kind in ("input", "target"):
+            self._given.add(number)
+        return number
 
     def _cut(self, name: str, sources: Sources) -> None:
         if not self._opaque.inside:

@@ -163,10 +163,15 @@ class Ends:
             self._stepped = False
             self._behind, self._reached = leaves, []
 
+    @property
+    def awaits_gradients(self) -> bool:
+        """Whether the loss of a running backward pass was described."""
+        return bool(self._behind)
+
     def after_backward(self) -> None:
         """Find the parameters to which a backward pass in one of the first records led."""
         behind, self._behind = self._behind, []
-        self._reached = [] if not behind or is_capturing() else with_gradients(behind)
+        self._reached = [] if is_capturing() else with_gradients(behind)
 
     def _scan(self, capture: StepCapture, loss: torch.Tensor, graph: Provenance | None) -> None:
         """Store what was collected about the calls before the first loss of a step."""

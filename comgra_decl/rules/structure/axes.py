@@ -22,8 +22,8 @@ class BatchAsTime(Rule):
         "n, features], where n is neither m nor 1, and the loss compares predictions with one "
         "target for each of m samples, or at least 40 targets are the next tokens along the second "
         "dimension of the input [m, n], or the tokens of that input end with padding along this "
-        "dimension only, or all inputs and targets have m samples and their second dimensions "
-        "differ. The module therefore treats the batch as time. The rule "
+        "dimension only, or inputs [m, n, features], or an input and the targets, agree in m but "
+        "not in n. The module therefore treats the batch as time. The rule "
         "also gives a hint if a module that returns such a tensor has a buffer or parameter of "
         "shape [length, 1, features], such as a table of positions, and no tensor of the model has "
         "the shape [n, m, features]. Unless the program indexes the table, such a module adds "
@@ -120,19 +120,31 @@ def _samples(scene: Scene) -> int | None:
     padded = scene.told("padded tokens")
     if padded:
         return int(padded[0]["shape"][0])
-    given = [
-        info.shape
-        for info in scene.table.infos
-        if info.kind in ("input", "target") and info.key.pass_ == "forward" and len(info.shape) > 1
-    ]
-    first_sizes, second_sizes = ({shape[at] for shape in given} for at in (0, 1))
-    if len(first_sizes) == 1 < len(second_sizes):
-        return first_sizes.pop()
     first = min(scene.calls.items(), key=lambda item: item[1].first, default=None)
-    if first is None:
-        return None
-    shape = first[0].target.shape
-    return shape[0] if len(shape) == 1 or (len(shape) == 2 and shape[1] == 1) else None
+    target = () if first is None else first[0].target.shape
+    if len(target) == 1 or (len(target) == 2 and target[1] == 1):
+        return target[0]
+    return _samples_of_sequences(scene, target)
+
+
+def _samples_of_sequences(scene: Scene, target: tuple[int, ...]) -> int | None:
+    """Return the size of the batch if sequences have different lengths; None if not.
+
+    Inputs [m, n, features], or an input and a target, that agree in m only have m samples: if time
+    came first, they would share the second dimension.
+    """
+    shapes: set[tuple[int, ...]] = {
+        info.shape[:2]
+        for info in scene.table.infos
+        if info.kind == "input"
+        and info.key.pass_ == "forward"
+        and len(info.shape) == 3
+        and "float" in info.dtype
+        and info.shape[1] != info.shape[2]  # a mask for each sample
+    }
+    shapes |= {target[:2]} if shapes and len(target) > 1 else set()
+    samples, lengths = {shape[0] for shape in shapes}, {shape[1] for shape in shapes}
+    return samples.pop() if len(samples) == 1 and len(lengths) == len(shapes) > 1 else None
 
 
 def _sequences(scene: Scene, nodes: set[str]) -> Iterator[SlotInfo]:

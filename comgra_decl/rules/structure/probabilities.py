@@ -22,7 +22,6 @@ from comgra_decl.rules.api import (
     Slots,
     SlotTable,
     Window,
-    calls_missing,
     place_of,
     prediction_of,
     target_of,
@@ -366,7 +365,3 @@ class RateAsLog(FactRule):
             f"{fact['function']} in {fact['where']} expects the logarithm of a rate, but receives "
             f"the result of {made_by}, to which it applies the exponential again."
         )
-
-    def missing(self, scene: Scene) -> str | None:
-        """Return why the rule could not check the run."""
-        return calls_missing(scene)
