@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comgra_decl.errors import StoreError, needed
-from comgra_decl.records import ENDED, SEVERITIES
+from comgra_decl.records import SEVERITIES
 from comgra_decl.store.folder import MANIFEST, read_file
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote
+from comgra_decl.store.plausible import check_summary
 from comgra_decl.store.remote import Objects
 
 if TYPE_CHECKING:
@@ -38,17 +39,14 @@ _log = logging.getLogger("comgra_decl")
 _FORMAT = "comgra_decl index 2"
 """Stored with an index. One with another mark is ignored and replaced."""
 
+SUMMARY = ("state", "records", "last_step", "started", "error")
+"""Fields of a `RunSummary` that an index keeps: all but the location."""
+
 _KEPT, _ROW = "_kept", "_row"
 """The columns that are read back, as JSON. The others are for people and other tools."""
 
 _WORTH = 20
 """Number of new lines from which the file is written unasked."""
-
-_MOST_STEPS = 1 << 53
-"""Limit of the numbers of records and of steps."""
-
-_LATEST = 1e11
-"""Latest start of a run in Unix seconds, within the range that calendars support."""
 
 _MOST_BYTES = 256 << 20
 """Largest size of the file, and of the lines in it. A line with its row takes some 3 kB."""
@@ -284,32 +282,9 @@ def _content(place: Location) -> bytes | None:
 def _line(text: str, row: str | None) -> Line:
     found = json.loads(text)
     summary = found["summary"]
-    checked = {
-        "state": _one_of(summary["state"], ENDED),
-        "records": _whole(summary["records"]),
-        "last_step": None if summary["last_step"] is None else _whole(summary["last_step"]),
-        "started": _time(summary["started"]),
-        "error": _text_or_none(summary["error"]),
-    }
+    check_summary(summary)
+    checked = {field: summary[field] for field in SUMMARY}
     return Line(str(found["identity"]), tuple(map(int, found["ranks"])), checked, row)
-
-
-def _whole(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MOST_STEPS:
-        raise TypeError("not a number of records or a step")
-    return value
-
-
-def _time(value: Any) -> float:
-    if type(value) not in (int, float) or not 0 < value < _LATEST:
-        raise TypeError("not a time")
-    return float(value)
-
-
-def _text_or_none(value: Any) -> str | None:
-    if not isinstance(value, str | None):
-        raise TypeError("not a text")
-    return value
 
 
 def _decoded(row: str) -> RunRow | None:
@@ -323,12 +298,6 @@ def _decoded(row: str) -> RunRow | None:
         return found if isinstance(found.seed, str | int | float | None) else None
     except (ValueError, RecursionError):
         return None
-
-
-def _one_of(value: Any, known: Sequence[str]) -> str:
-    if value not in known:
-        raise ValueError(f"{value!r} is not one of {known}")
-    return str(value)
 
 
 def _write(place: Location, content: bytes, *, name: str = FILE) -> None:

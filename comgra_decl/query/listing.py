@@ -29,7 +29,7 @@ from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
 from comgra_decl.store.remote import Objects, databases_among
 
-from .index import Index, Line
+from .index import SUMMARY, Index, Line
 from .ranks.heartbeats import heartbeats, stopped_text
 from .ranks.reader import RANKS, JoinedReader, is_rank, open_reader, rank_paths
 
@@ -143,8 +143,7 @@ def _summary(path: Location, index: Index) -> RunSummary | None:
 
 def facts_of(summary: RunSummary) -> dict[str, Any]:
     """Return what an index keeps of a summary: all but the location."""
-    kept = ("state", "records", "last_step", "started", "error")
-    return {field: getattr(summary, field) for field in kept}
+    return {field: getattr(summary, field) for field in SUMMARY}
 
 
 def _own_folders(path: Location) -> tuple[int, ...]:

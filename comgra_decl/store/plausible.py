@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.records import AXIS_NAME, SlotInfo
+from comgra_decl.records import AXIS_NAME, ENDED, SlotInfo
 
 from .layout import (
     LOGS,
@@ -71,6 +71,20 @@ def check_head(head: Mapping[str, Any]) -> None:
         raise TypeError("'failed' is not a truth value")
     bool(head["closed"])
     check_sessions(head.get("sessions", []))
+
+
+def check_summary(summary: Mapping[str, Any]) -> None:
+    """Reject a summary of an ended run with an unknown state or impossible numbers."""
+    if summary["state"] not in ENDED:
+        raise ValueError("'state' is not that of an ended run")
+    _whole(summary["records"], "records", _RECORDS)
+    if summary["last_step"] is not None:
+        _whole(summary["last_step"], "last_step", 1 << 53)
+    started = summary["started"]
+    if isinstance(started, str) or not _EARLIEST < float(started) < _LATEST:
+        raise ValueError("'started' is not a time")
+    if not isinstance(summary["error"], str | None):
+        raise TypeError("'error' is not a string")
 
 
 def check_sessions(lines: Any) -> None:
