@@ -65,12 +65,9 @@ def found(view: RunView) -> Found:
     )
 
 
-def is_behind(view: RunView) -> bool:
-    """Return whether a killed program recorded steps that the stored results do not contain."""
-    if view.run.state != "stopped" or looked_at(view):
-        return False
-    kept = found(view).diagnosis
-    return kept is not None and kept.records < len(view.steps(""))
+def may_be_behind(view: RunView) -> bool:
+    """Return whether a program was killed before it could store the results for its last steps."""
+    return view.run.state == "stopped" and not looked_at(view) and found(view).diagnosis is not None
 
 
 def look(view: RunView) -> threading.Event:

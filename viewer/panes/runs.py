@@ -54,7 +54,7 @@ _GRID = """
 @media print { /* all runs, then the figures */
   :host, :host(.many) { display: block !important; height: auto !important; }
   .choices { display: none !important; }
-  .table { contain: none; height: auto !important; width: 100% !important; }
+  .table { contain: none; height: auto !important; max-height: none !important; }
 }
 """
 _ROW = """

@@ -15,7 +15,7 @@ from comgra_decl.viewer.model.headline import Headline, headline
 from comgra_decl.viewer.model.ranks import spoken
 from comgra_decl.viewer.model.story import story_of
 from comgra_decl.viewer.model.takeaway import clean_name
-from comgra_decl.viewer.model.verdicts import is_behind, look
+from comgra_decl.viewer.model.verdicts import look, may_be_behind
 from comgra_decl.viewer.model.walk import Stop, finding_at, moves_to, walk_of, walk_place
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 
@@ -62,7 +62,7 @@ class StripPane(Pane):
             self._number = number
             self._finding = finding_at(shown.view, number)
             self._stops = () if self._finding is None else walk_of(shown.view, self._finding)
-        if pn.state.curdoc is not None and is_behind(shown.view):
+        if pn.state.curdoc is not None and may_be_behind(shown.view):
             look(shown.view)  # polling shows its result
         said = headline(shown.view)
         line = _line(said, walking=bool(self._stops))

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -370,3 +371,25 @@ def test_all_runs_are_printed_although_few_are_drawn_on_a_screen(serve: Any, pag
     assert last["y"] > 199 * 28
     page.emulate_media(media="screen")
     expect(drawn.last).not_to_have_text("run 199")
+
+
+@pytest.mark.browser
+def test_figures_are_printed_below_the_table_within_the_page(
+    sweep: Path, tmp_path: Path, serve: Any, page: Any
+) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    from comgra_decl.viewer.page import create_page
+
+    for number in range(8):
+        shutil.copytree(sweep, tmp_path / f"copy {number}")
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(serve(lambda: create_page([str(tmp_path)])) + "?section=runs")
+    expect(page.get_by_role("status").filter(has_text="40 runs")).to_be_visible(timeout=30_000)
+    page.emulate_media(media="print")
+    rows = page.locator(".runs .body .row")
+    expect(rows).to_have_count(40)
+    figures = page.locator(".bk-Figure").locator("visible=true")
+    expect(figures.first).to_be_visible()
+    last, below = rows.last.bounding_box(), [f.bounding_box()["y"] for f in figures.all()]
+    assert last["y"] + last["height"] <= min(below)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 1280

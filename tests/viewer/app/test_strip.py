@@ -22,7 +22,7 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve
 from comgra_decl.viewer.model.story import story_of, svg_of
-from comgra_decl.viewer.model.verdicts import Found, found, look
+from comgra_decl.viewer.model.verdicts import Found, found, look, may_be_behind
 from comgra_decl.viewer.model.walk import walk_of, walk_place
 from tests.support.fake_run import FakeRun
 from tests.support.traced import traced, train
@@ -294,3 +294,19 @@ def _findings(view: RunView) -> list[Finding]:
     diagnosis = found(view).diagnosis
     assert diagnosis is not None
     return diagnosis.findings
+
+
+@pytest.mark.parametrize("state", ["stopped", "finished", "failed", "live"])
+def test_the_stored_results_of_a_killed_program_are_checked_again(
+    state: str, fake: FakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as old as its last commit of findings; its losses may be newer."""
+    view = RunView(open_run(fake.path))
+    monkeypatch.setattr(type(view.run), "state", property(lambda _: state))
+    assert not may_be_behind(view), "no results were stored"
+    stored = Diagnosis([], [], [], 1)
+    monkeypatch.setattr("comgra_decl.viewer.model.verdicts.stored", lambda _: stored)
+    view = RunView(open_run(fake.path))
+    assert may_be_behind(view) is (state == "stopped")
+    assert look(view).wait(60)
+    assert not may_be_behind(view)
