@@ -372,6 +372,11 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "waits": "function" is called "count" times on a tensor on a "device", which makes the host wait.
 - "padded tokens": the model's input "shape" [batch, positions] of tokens, of which a "share" of
   the samples ends with padding. Without "where".
+- "row ends": the ends of the "rows" of an integer target of "shape" and of an input of tokens of
+  that shape. "beyond" is the number of rows whose target goes on beyond the end of the input, and
+  "fits" whether none would in another order of the rows. Without "where".
+- "ctc lengths": the "rows" of a batch are sorted by the length of their input, and "input" and
+  "target" are their lengths.
 - "rate as log": a "function" that expects the logarithm of a rate receives a tensor of "shape" that
   is "made_by" a function with positive results.
 - "ctc softmax": the log-probabilities of a CTC loss, of "shape", are normalized over "dim", which
@@ -403,6 +408,12 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "last step", "final state": the last position of a sequence, or the final state of a recurrent
   module, is read. "padded" is the share of samples that end with padding.
 """
+
+CODES = "codes"
+"""Fact stored in the first training records and the first evaluations, for each integer input of
+the first model call: a dict with "input" (its role), "rows", and "codes", which lists how many
+codes appear in ascending order of their first use, for each column in which they all do (see
+`hooks.tensors.arrangement`)."""
 
 PERTURBATIONS = "perturbations"
 """Document stored after the last record: for each small trained model, what experiments with a copy

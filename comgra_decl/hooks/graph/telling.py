@@ -31,6 +31,7 @@ from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_readable
 
 _MOST_FACTS = 64
+_MOST_ROWS = 64  # whose lengths are stored
 _MOST_ELEMENTS = 1 << 22  # of what is read per call
 _HOSTS = ("cpu", "meta")  # devices on which nobody waits
 _UNIT = 1e-3  # rounding of a cosine similarity, also in half precision
@@ -565,6 +566,7 @@ class Telling:
             if dim != scores.dim() - 1:
                 self._note("ctc softmax", dim=dim, shape=[*scores.shape])
         targets, lengths, blank = given.get("targets"), given.get("target_lengths"), given["blank"]
+        self._compare_lengths(given.get("input_lengths"), lengths)
         if not isinstance(targets, torch.Tensor) or not 0 < targets.numel() <= _MOST_ELEMENTS:
             return
         if targets.dim() == 2:
@@ -573,6 +575,15 @@ class Telling:
         share = int(targets.eq(blank).sum()) / max(1, targets.numel())
         if share:
             self._note("blank target", blank=int(blank), share=round(share, 4))
+
+    def _compare_lengths(self, inputs: Any, targets: Any) -> None:
+        """Store the lengths of the inputs and targets of a batch that is sorted by length."""
+        own, others = (n.tolist() if isinstance(n, torch.Tensor) else n for n in (inputs, targets))
+        if not isinstance(own, (list, tuple)) or not isinstance(others, (list, tuple)):
+            return
+        falls = own == sorted(own, reverse=True) or own == sorted(own)
+        if falls and len(own) == len(others) <= _MOST_ROWS and len({*own}) > 3:
+            self._note("ctc lengths", rows=len(own), input=[*own], target=[*others])
 
     # -- the last step -------------------------------------------------------------------------
 

@@ -15,13 +15,14 @@ from comgra_decl.hooks.graph.telling import Telling
 from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.pytree import gradient_function, tensors_in, tensors_of
+from comgra_decl.hooks.tensors.arrangement import codes_in_order
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
 from comgra_decl.hooks.tensors.objective import leaves_behind, objective_of, with_gradients
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.hooks.tensors.targets import Targets
 from comgra_decl.hooks.tensors.terms import terms_of
-from comgra_decl.records import ATTENTIONS, BATCH_SOFTMAXES, OBJECTIVES, TELLING
+from comgra_decl.records import ATTENTIONS, BATCH_SOFTMAXES, CODES, OBJECTIVES, TELLING
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_allocated, is_readable
 
@@ -36,9 +37,14 @@ _SCANS = 2
 """Number of records in which the backward graph is searched for softmaxes over the batch. The graph
 rarely changes."""
 
+_CODES = (torch.int16, torch.int32, torch.int64)
+
 _MOST_LEAVES = 4_000
 _NEAR = 0.9  # cosine between a parameter and its copy some steps later
 _PART = 8  # elements of a leaf that are compared
+
+_MOST_ORDERS = 4
+"""Number of training records and of evaluations in which the order of codes is read."""
 
 _MOST_LOSSES = 4
 """Maximum number of losses per step whose structure is stored."""
@@ -64,6 +70,8 @@ class Ends:
         self._losses: dict[tuple[str, int], Slot] = {}
         self._scans = _SCANS
         self._looks = _SCANS  # in which the structure of losses is read
+        # numbers of records in which the order of codes was read, by input; for training and others
+        self._orders: dict[tuple[StepCapture, str], int] = {}
         self._attended = Attended()
         self._telling = Telling()
         self._stepped = False  # whether an optimizer has stepped since the last backward pass
@@ -82,6 +90,7 @@ class Ends:
             self.targets.give(tensor)
         if graph is not None and self._scans:
             self._attend(graph, args, kwargs)
+            self._pair(capture, given)
         iteration = capture.iteration("input", "input")
         if iteration is None:
             return
@@ -93,12 +102,30 @@ class Ends:
             if self._looks > 0 and tensor.requires_grad:
                 self._leaves.give(tensor)
             slot = capture.in_pass(self.input_slot(input_role(path), iteration))
+            self._read_codes(capture, slot, tensor)
             dim = capture.batch_dim(tensor, "auto", slot)
             index = capture.add(slot, tensor, batch_dim=dim, values=self._values)
             if graph is not None and graph.enters(tensor):
                 graph.trace(slot, tensor)
             if index is not None and self._gradients and tensor.requires_grad:
                 self._recorder.watch(slot, tensor, capture, batch_dim=dim, values=self._values)
+
+    def _pair(self, capture: StepCapture, given: list[tuple[Any, torch.Tensor]]) -> None:
+        """Compare the rows of tokens and targets if the model computes its own loss."""
+        whole = [tensor for _, tensor in given if tensor.dtype is torch.int64]
+        if len(whole) == 2:
+            self.targets.compare_ends(capture, whole[1])
+
+    def _read_codes(self, capture: StepCapture, slot: Slot, tensor: torch.Tensor) -> None:
+        """Store whether the codes of an input are in the order of their first appearance."""
+        if tensor.dtype not in _CODES or slot.iteration or not is_readable(tensor):
+            return
+        read = self._orders.get((capture, slot.role), 0)
+        if read < _MOST_ORDERS and not is_capturing():
+            self._orders[capture, slot.role] = read + 1
+            with quiet():
+                fact = {"input": slot.role, "rows": tensor.shape[:1].numel()}
+                capture.facts[CODES].append({**fact, "codes": codes_in_order(tensor)})
 
     def look_for_targets(
         self,

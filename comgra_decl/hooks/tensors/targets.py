@@ -12,8 +12,10 @@ import torch
 from comgra_decl.hooks import modes
 from comgra_decl.hooks.call_context import is_no_step
 from comgra_decl.hooks.graph.lineage import storage_id
+from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.pytree import gradient_function, tensors_of
+from comgra_decl.hooks.tensors.arrangement import paired_ends
 from comgra_decl.hooks.tensors.loss_calls import (
     form_of,
     likeness,
@@ -25,7 +27,8 @@ from comgra_decl.hooks.tensors.loss_calls import (
 from comgra_decl.hooks.tensors.objective import is_bootstrapped
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.records import LOSS_CALLS, PREDICTION, TELLING
-from comgra_decl.stats.support import version_of
+from comgra_decl.stats.quiet import quiet
+from comgra_decl.stats.support import is_readable, version_of
 from comgra_decl.torch_private import without_functions
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ _SHAPE_ONLY = ("_like", "new_", "_as")
 _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_", "uniform_")
 _MOST_CALLS = 16
 """Maximum number of calls per record whose facts are stored; a step rarely has more losses."""
+_MOST_ALIGNED = 4
 _MOST_CLASSES = 64
 """Maximum number of classes whose weights are stored as facts about a loss call."""
 _MOST_KNOWN = 256
@@ -80,6 +84,7 @@ class Targets(modes.OwnMode):
         self._waiting: StepCapture | None = None  # the step to continue with
         self._graph: Provenance | None = None
         self._count = 0
+        self._aligned = 0  # number of targets whose rows were compared with those of the tokens
         self._values = False
         self._inserted = False
 
@@ -346,6 +351,7 @@ class Targets(modes.OwnMode):
         self._taken[id(tensor)] = number, version_of(tensor)
         if capture.probing is not None:
             capture.probing.target(tensor)
+        self.compare_ends(capture, tensor)
         shown = self._by_sample(tensor, capture.batch_size)
         dim = capture.batch_dim(shown, "auto", slot)
         if capture.add(slot, shown, batch_dim=dim, values=self._values) is None:
@@ -353,6 +359,29 @@ class Targets(modes.OwnMode):
         if self._graph is not None:
             self._graph.trace(slot, tensor)
         return number
+
+    def compare_ends(self, capture: StepCapture, target: torch.Tensor) -> None:
+        """Store whether the rows of a target end where those of the tokens end.
+
+        Args:
+            capture: the step.
+            target: a target, or an input that is passed together with the tokens.
+        """
+        if self._aligned >= _MOST_ALIGNED or target.dtype is not torch.int64:
+            return
+        if not is_readable(target) or target.dim() != 2 or min(target.shape) < 4:
+            return
+        given = [known() for known in self._tokens.values()]
+        alike = [t for t in given if t is not None and t is not target and t.shape == target.shape]
+        tokens = [t for t in alike if t.dtype is not torch.bool and is_readable(t)]
+        if not tokens or is_capturing():
+            return
+        self._aligned += 1
+        with quiet():
+            found = [fact for t in tokens if (fact := paired_ends(t, target)) is not None]
+        if found:
+            fact = min(found, key=lambda fact: fact["beyond"])
+            capture.facts[TELLING].append({"kind": "row ends", "shape": [*target.shape], **fact})
 
     def _by_sample(self, tensor: torch.Tensor, batch: int | None) -> torch.Tensor:
         """Return a flat target of a sequence model as [samples, positions]; others unchanged.

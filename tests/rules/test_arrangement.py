@@ -1,0 +1,199 @@
+"""The order of codes and rows tells which data they were numbered for, and with which they pair."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from comgra_decl.hooks.tensors.arrangement import codes_in_order, paired_ends
+from tests.rules.test_causes_of_strangers import found
+
+WORDS = [f"w{i}" for i in range(30)]
+
+
+def numbered(values: list[str]) -> dict[str, int]:
+    codes: dict[str, int] = {}
+    for value in values:
+        codes.setdefault(value, len(codes))
+    return codes
+
+
+def drawn(count: int, seed: int) -> list[str]:
+    return random.Random(seed).choices(WORDS, k=count)
+
+
+class Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(len(WORDS) + 4, 4)
+        self.out = nn.Linear(4, 2)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        return self.out(self.table(codes))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_codes_that_were_numbered_for_the_evaluation_are_told_from_those_of_the_training(
+    own: bool, tmp_path: Path
+) -> None:
+    training, held_out = drawn(300, 1), drawn(200, 2)
+    codes = numbered(training)
+    train = torch.tensor([codes[word] for word in training])
+    others = numbered(held_out) if own else codes
+    test = torch.tensor([others[word] for word in held_out])
+    model = Table()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def program() -> None:
+        for step in range(6):
+            at = torch.randperm(len(train))[:32]
+            loss = F.cross_entropy(model(train[at]), train[at] % 2)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if step % 2:
+                model.eval()
+                with torch.no_grad():
+                    model(test)
+                model.train()
+
+    assert ("own_codes" in found(tmp_path, program)) is own
+
+
+def in_order_by_definition(values: list[int]) -> bool:
+    known = -1
+    for value in values:
+        if value > known + 1:
+            return False
+        known = max(known, value)
+    return True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_codes_are_in_order_if_each_new_one_is_the_next(seed: int) -> None:
+    draw = random.Random(seed)
+    values = [draw.randrange(8) for _ in range(60)]
+    own = numbered([str(value) for value in values])
+    coded = [own[str(value)] for value in values]
+    assert in_order_by_definition(coded)
+    assert codes_in_order(torch.tensor(coded)) == [8]
+    assert codes_in_order(torch.tensor(values)) == ([8] if in_order_by_definition(values) else [])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [torch.arange(50), torch.arange(50) % 10, torch.arange(60) // 5, torch.zeros(40).long()],
+    ids=["range", "cycle", "sorted", "constant"],
+)
+def test_regular_numbers_are_no_codes(values: Tensor) -> None:
+    assert codes_in_order(values) == []
+    assert codes_in_order(torch.stack([values, values], 1)) == []
+
+
+def test_padding_and_unknown_words_may_appear_anywhere() -> None:
+    words = drawn(120, 3)
+    codes = numbered(words)
+    rows = torch.tensor([codes[word] + 2 for word in words]).view(10, 12)
+    rows[2, 3] = 1
+    rows[:, -2:] = 0
+    kept = {int(n) for n in rows.flatten()} - {0, 1}
+    expected = len(kept) if kept == {*range(2, 2 + len(kept))} else 0
+    assert codes_in_order(rows) == ([expected] if expected else [])
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+class Tagger(nn.Module):
+    """Has the targets as an input, too, if it computes its own loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(20, 8)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, tokens: Tensor, tags: Tensor | None = None) -> Tensor:
+        scores = self.out(self.table(tokens))
+        if tags is None:
+            return scores
+        return F.cross_entropy(scores.flatten(0, 1), tags.flatten(), ignore_index=-100)
+
+
+def batch(wrong: str, *, rows: int = 24, positions: int = 14) -> tuple[Tensor, Tensor, list[int]]:
+    lengths = [random.randrange(3, positions + 1) for _ in range(rows - 1)] + [positions]
+    tokens = torch.zeros(rows, positions, dtype=torch.int64)
+    tags = torch.full((rows, positions), -100)
+    for row, length in enumerate(lengths):
+        tokens[row, :length] = torch.randint(1, 20, (length,))
+        tags[row, :length] = tokens[row, :length] % 4
+    order = sorted(range(rows), key=lambda row: -lengths[row])
+    return tokens[order], tags if wrong == "sorted" else tags[order], lengths
+
+
+@pytest.mark.parametrize("inside", [True, False], ids=["loss in the model", "loss outside"])
+@pytest.mark.parametrize("wrong", ["", "sorted"])
+def test_only_the_inputs_are_sorted_by_length(wrong: str, inside: bool, tmp_path: Path) -> None:
+    random.seed(0)
+    model = Tagger()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def program() -> None:
+        for _ in range(5):
+            tokens, tags, _ = batch(wrong)
+            if inside:
+                loss = model(tokens, tags)
+            else:
+                scores = model(tokens)
+                loss = F.cross_entropy(scores.transpose(1, 2), tags, ignore_index=-100)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert ("mispaired_rows" in found(tmp_path, program)) is bool(wrong)
+
+
+def test_ends_are_those_of_a_loop_over_the_rows() -> None:
+    random.seed(1)
+    for _ in range(20):
+        tokens, tags, _ = batch("sorted", rows=9)
+        facts = paired_ends(tokens, tags)
+        ends = [max(i + 1 for i, n in enumerate(row) if n != 0) for row in tokens.tolist()]
+        own = [max(i + 1 for i, n in enumerate(row) if n != -100) for row in tags.tolist()]
+        if len({*ends}) < 3 or (tokens[:, -1] == 0).sum() < 5 or (tags[:, -1] == -100).sum() < 5:
+            continue
+        assert facts is not None
+        beyond = sum(b > a for a, b in zip(ends, own, strict=True))
+        assert facts == {"rows": 9, "beyond": beyond, "fits": sorted(ends) == sorted(own)}
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_the_transcripts_of_sorted_sounds_are_sorted_with_them(wrong: bool, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    model = nn.Linear(3, 5)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def program() -> None:
+        for _ in range(4):
+            counts = draw.integers(1, 8, 24)
+            lengths = counts * 3 + draw.integers(0, 3, 24) + 8
+            order = np.argsort(-lengths, kind="stable")
+            sounds = torch.randn(int(lengths.max()), 24, 3)
+            targets = torch.randint(1, 5, (24, 8))
+            loss = F.ctc_loss(
+                model(sounds).log_softmax(-1),
+                targets,
+                torch.from_numpy(lengths[order]),
+                torch.from_numpy(counts if wrong else counts[order]),
+                zero_infinity=True,
+            )
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    assert ("mispaired_rows" in found(tmp_path, program)) is wrong
