@@ -112,9 +112,9 @@ class MispairedRows(Rule):
         "[batch, positions] and end with padding. In each of the first records, and at least "
         "`records` of them, targets continue beyond the end of their inputs, in at least `share` "
         "of all rows, but none would in another order of the rows: the lengths are the same, or "
-        "the inputs are sorted by length. For CTC losses: the inputs are sorted by length, and the rank correlation of their "
-        f"lengths with those of the targets is at most {_RELATED:g} over at least "
-        f"{_LEAST_LENGTHS} rows."
+        "the inputs are sorted by length. For CTC losses: the inputs are sorted by length, and the "
+        f"rank correlation of their lengths with those of the targets is at most {_RELATED:g} over "
+        f"at least {_LEAST_LENGTHS} rows."
     )
     source = (
         "Batches are sorted by length for torch.nn.utils.rnn.pack_padded_sequence; targets must be "
