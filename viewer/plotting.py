@@ -251,7 +251,8 @@ class RunPlots:
         """Return metrics by step: an overlay of curves of `value`, keyed by `metric`.
 
         Args:
-            names: names of the metrics; by default, all.
+            names: names of the metrics, including automatic ones such as "lr"; by default, all
+                that the program logs.
             smoothing: weight of earlier values in an exponential moving average, from 0 (no
                 smoothing) to less than 1.
             type: type of execution; by default, all.
@@ -259,7 +260,7 @@ class RunPlots:
         Raises:
             UnknownNameError: the run has no metric with this name, or no metrics.
         """
-        table = self._run.kpis()
+        table = self._run.kpis(automatic=bool(names))
         if type is not None:
             table = table[table["type"] == type]
         there = list(dict.fromkeys(table["name"]))
@@ -531,7 +532,7 @@ class GroupPlots:
         Runs without the metric are left out.
 
         Args:
-            name: name of the metric.
+            name: name of the metric, which may be an automatic one such as "lr".
             smoothing: weight of earlier values in an exponential moving average, from 0 (no
                 smoothing) to less than 1.
             x: "step", "time" (seconds since the start of the run) or "samples" (samples seen);
@@ -544,7 +545,7 @@ class GroupPlots:
         if x not in get_args(XAxis):
             there = ", ".join(map(repr, get_args(XAxis)))
             raise ValueError(f"x must be one of {there}, got {x!r}")
-        tables = {run.name: run.kpis() for run in self._group}
+        tables = {run.name: run.kpis(automatic=True) for run in self._group}
         if type is not None:
             tables = {run: table[table["type"] == type] for run, table in tables.items()}
         _check_metric(name, list(dict.fromkeys(n for t in tables.values() for n in t["name"])))

@@ -36,7 +36,7 @@ FILE = ".comgra-index.parquet"
 
 _log = logging.getLogger("comgra_decl")
 
-_FORMAT = "comgra_decl index 2"
+_FORMAT = "comgra_decl index 3"
 """Stored with an index. One with another mark is ignored and replaced."""
 
 SUMMARY = ("state", "records", "last_step", "started", "error")

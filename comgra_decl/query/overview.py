@@ -38,6 +38,7 @@ class RunRow:
         last: the last value of every metric; metrics of types other than training are named like
             "eval: loss".
         best: the lowest finite value of every loss.
+        automatic: the last value of every metric that needs no code in the program, such as "lr".
         findings: number of findings of each severity; None if no rule has checked the run.
         commit, branch: of the work tree that contains the script; "" if unknown.
         dirty: whether tracked files had uncommitted changes; None if unknown.
@@ -56,6 +57,7 @@ class RunRow:
     duration: float | None
     last: dict[str, float]
     best: dict[str, float]
+    automatic: dict[str, float]
     findings: dict[str, int] | None
     commit: str
     branch: str
@@ -83,7 +85,9 @@ class Clock(NamedTuple):
 def row_of(run: Run) -> RunRow:
     """Return the facts about one run."""
     facts, git = run.facts, run.facts.get("git") or {}
-    metrics = metrics_of(run)
+    both = metrics_of(run, automatic=True)
+    own = {*run.kpis()["name"]}
+    metrics = {name: both[name] for name in both if name.rpartition(": ")[2] in own}
     settings = settings_of(run)
     lasts = [int(steps[-1]) for name, (steps, _) in metrics.items() if ": " not in name]
     lasts += run.steps[-1:].tolist()
@@ -98,6 +102,9 @@ def row_of(run: Run) -> RunRow:
         duration=float(records["time"].max()) - run.started if len(records) else None,
         last={name: float(values[-1]) for name, (_, values) in metrics.items()},
         best={name: _lowest(values) for name, (_, values) in metrics.items() if is_loss(name)},
+        automatic={
+            name: float(values[-1]) for name, (_, values) in both.items() if name not in metrics
+        },
         findings=_findings(run),
         commit=str(git.get("commit") or ""),
         branch=str(git.get("branch") or ""),
@@ -160,12 +167,18 @@ def overview_of(rows: Mapping[str, RunRow]) -> pd.DataFrame:
     return table
 
 
-def metrics_of(run: Run) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+def metrics_of(
+    run: Run, *, automatic: bool = False
+) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
     """Return steps [k] and values [k] of every metric, losses first.
 
     Metrics of the training type keep their names; others are named like "eval: loss".
+
+    Args:
+        run: the run.
+        automatic: whether to add the metrics that need no code in the program; see `Run.kpis`.
     """
-    table = run.kpis()
+    table = run.kpis(automatic=automatic)
     table["type"] = table["type"].fillna("")
     training = {"", *_training_types(run)}
     found: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}

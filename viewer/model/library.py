@@ -50,7 +50,7 @@ class Wanted:
 
     Attributes:
         run: Name of the run below the root.
-        metric: Name of the metric, as in `RunRow.last`; "" for a tensor.
+        metric: Name of the metric, as in `RunRow.last` or `RunRow.automatic`; "" for a tensor.
         node, role, iteration, pass_: The tensor.
         statistic, over, type: The statistic, its aggregate over the batch, and the step type.
     """
@@ -251,7 +251,7 @@ def _recorded(summary: RunSummary | None, wanted: Wanted) -> Recorded:
 
 def _read(run: Run, wanted: Wanted) -> Recorded:
     if wanted.metric:
-        steps, values = metrics_of(run)[wanted.metric]
+        steps, values = metrics_of(run, automatic=True)[wanted.metric]
         return Recorded(steps, values, clock_of(run))
     slot = run.slot(wanted.node, role=wanted.role, of=wanted.pass_, iteration=wanted.iteration)
     series = slot.series(wanted.statistic, over_batch=wanted.over, type=wanted.type or None)

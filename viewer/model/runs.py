@@ -135,6 +135,18 @@ def metrics_in(rows: Mapping[str, RunRow]) -> list[str]:
     return sorted(names, key=lambda name: (name not in losses, ": " in name))
 
 
+def all_metrics_in(rows: Mapping[str, RunRow]) -> list[str]:
+    """Return the same names, followed by those of the metrics that need no code in the program."""
+    automatic = {name for row in rows.values() for name in row.automatic}
+    own = metrics_in(rows)
+    return [*own, *sorted(automatic.difference(own))]
+
+
+def last_of(row: RunRow, metric: str) -> float:
+    """Return the last value of a metric of a run; NaN without one."""
+    return row.last.get(metric, row.automatic.get(metric, math.nan))
+
+
 def settings_in(rows: Mapping[str, RunRow]) -> list[str]:
     """Return the settings that differ between the runs; those of the program first."""
     names = differing({name: row.settings for name, row in rows.items()})
@@ -313,15 +325,13 @@ class Trials:
 
 def trials_of(rows: Mapping[str, RunRow], metric: str, against: Sequence[str]) -> Trials:
     """Return all runs that have a metric, on the axes of settings and of its last value."""
-    having = {
-        name: row for name, row in rows.items() if math.isfinite(row.last.get(metric, math.nan))
-    }
+    having = {name: row for name, row in rows.items() if math.isfinite(last_of(row, metric))}
     short = short_names(list(against))
     scales = [
         scale_of(short[name], [row.settings.get(name) for row in having.values()])
         for name in against
     ]
-    scales.append(scale_of(metric, [row.last[metric] for row in having.values()]))
+    scales.append(scale_of(metric, [last_of(row, metric) for row in having.values()]))
     return Trials(tuple(having), tuple(scales))
 
 

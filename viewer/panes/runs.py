@@ -113,7 +113,7 @@ class RunsPane(Pane):
     def update(self, shown: Shown) -> None:
         """Update the table if runs were read, and the figures."""
         rows = self._library.rows()
-        metrics, settings = model.metrics_in(rows), model.settings_in(rows)
+        metrics, settings = model.all_metrics_in(rows), model.settings_in(rows)
         at = self._resolved(shown.overlaid, metrics, settings)
         self._names = self._library.names()
         self._ticked = model.ticked_of(at, self._names, without_rank(shown.run))
@@ -194,7 +194,7 @@ class RunsPane(Pane):
         assert self._shown is not None
         shown = self._shown
         rows = self._library.rows()
-        at = self._resolved(shown.overlaid, model.metrics_in(rows), [])
+        at = self._resolved(shown.overlaid, model.all_metrics_in(rows), [])
         wanted = (
             model.tensors_wanted(self._ticked, shown.at, shown.pass_)
             if tensor

@@ -13,8 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
-from comgra_decl.query import RunRow, open_run
+import comgra_decl
+from comgra_decl.query import RunRow, open_group, open_run
 from comgra_decl.viewer.components.runs_table import RunsTableView
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model import runs as model
@@ -231,7 +234,7 @@ def row(number: int) -> RunRow:
     """Returns a row without a run."""
     return RunRow(
         "g", f"{number}", "finished", 10, 10, 1e9 + number, 5.0, {"loss": number / 7},
-        {"loss": 0.0}, None, "c" * 40, "main", None, {"torch": "2"}, number, "train.py",
+        {"loss": 0.0}, {"lr": 0.1}, None, "c" * 40, "main", None, {"torch": "2"}, number, "train.py",
         {"config.lr": number},
     )  # fmt: skip
 
@@ -241,6 +244,37 @@ def test_a_table_of_a_thousand_runs_is_small() -> None:
     table = model.table_of(rows, {})
     assert len(table.lines) == 1000
     assert len(table.json(model.colours_of(list(rows)))) < 500_000
+
+
+def test_automatic_metrics_are_offered_after_the_others_but_are_no_columns() -> None:
+    rows = {f"g/{i}": row(i) for i in range(3)}
+    assert model.all_metrics_in(rows) == ["loss", "lr"]
+    assert model.metrics_in(rows) == ["loss"]
+    trials = model.trials_of(rows, "lr", ["config.lr"])
+    assert len(trials.runs) == 3
+
+
+def test_the_learning_rates_of_two_runs_are_overlaid(tmp_path: Path) -> None:
+    for name, rate in (("a", 0.1), ("b", 0.2)):
+        model_, data = nn.Linear(2, 1), torch.rand(4, 2)
+        optimizer = torch.optim.SGD(model_.parameters(), rate)
+        with comgra_decl.trace("light", root=tmp_path, group="g", name=name):
+            for _ in range(4):
+                optimizer.zero_grad()
+                model_(data).mean().backward()
+                optimizer.step()
+    query = "?section=runs&metric=lr&tick=g/a&tick=g/b"
+    board = Dashboard(Catalogue(tmp_path), query=query)
+    pane: Any = board.screen.sections["runs"].panes[0]
+    for _ in range(2):
+        board.catalogue.library.wait()
+        board.poll()
+    assert pane.metric.frame.title == "lr"
+    lines = list(csv.DictReader(io.StringIO(pane.exhibits()[0].csv().decode())))
+    assert {(line["run"], float(line["value"])) for line in lines} == {("g/a", 0.1), ("g/b", 0.2)}
+    drawn = open_group(tmp_path / "g").plot.kpi("lr")
+    assert {float(curve.dimension_values(1)[0]) for curve in drawn} == {0.1, 0.2}
+    assert [*open_run(tmp_path / "g" / "a").plot.kpis("lr").keys()] == ["lr"]
 
 
 def test_the_address_keeps_what_is_drawn(sweep: Path) -> None:
