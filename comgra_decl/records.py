@@ -406,7 +406,8 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   "upwards" the number of edges from a smaller to a larger index.
 - "pooled": a "function" adds "rows" into fewer rows, "into"; "sorted" is whether their index is.
 - "last step", "final state": the last position of a sequence, or the final state of a recurrent
-  module, is read. "padded" is the share of samples that end with padding.
+  module, is read. "padded" is the share of samples that end with padding, and "stacked" whether the
+  program has stacked the positions itself.
 """
 
 CODES = "codes"

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from comgra_decl.records import (
     AUTOMATIC,
+    CODES,
     EARLIER_STEP,
     GRAD_SCALE,
     GROWING,
@@ -139,6 +140,7 @@ __all__ = [
     "AUTOMATIC",
     "BINARY_LOGITS",
     "CLASSIFICATION",
+    "CODES",
     "DECOUPLED",
     "EARLIER_STEP",
     "ELEMENTWISE",

@@ -21,6 +21,7 @@ FIRST, THEN = 20, 5
 """Number of records read at the start of a run, and the interval between those read later."""
 
 MOST_ROWS = 800
+_AHEAD = 4  # tokens that models commonly predict at once, as in Medusa
 MOST_COLUMNS = 1024
 
 
@@ -104,6 +105,7 @@ class Tokens:
     Attributes:
         same: at the same position.
         next_: at the next position.
+        ahead: number of target tokens whose input has a next token.
         second: at the position after the next.
         previous: at the previous position.
     """
@@ -113,6 +115,7 @@ class Tokens:
     count: int = 0
     same: int = 0
     next_: int = 0
+    ahead: int = 0
     second: int = 0
     previous: int = 0
     values: set[float] = field(default_factory=set)
@@ -134,6 +137,7 @@ def count_tokens(
     known.count += int(counts.sum())
     known.same += int(((x == y) & counts).sum())
     shifted = counts[:, :-1]
+    known.ahead += int(shifted.sum())
     known.next_ += int(((x[:, 1:] == y[:, :-1]) & shifted).sum())
     known.second += int(((x[:, 2:] == y[:, :-2]) & counts[:, :-2]).sum())
     known.previous += int(((x[:, :-1] == y[:, 1:]) & counts[:, 1:]).sum())
@@ -205,10 +209,8 @@ class NextTokens:
         """
         for (source, _), known in self.tokens.items():
             shape = table.infos[source].shape
-            # count: of positions with a target, the last of which may have no next token
-            pairs = known.count * (1 - 1 / shape[1])
             varied = len(known.values) > 2 and known.same < 0.9 * known.count
-            if known.count >= least and known.next_ >= self._NEXT * pairs and varied:
+            if known.count >= least and known.next_ >= self._NEXT * known.ahead and varied:
                 return shape
         return None
 
@@ -219,7 +221,9 @@ def targets_of_a_part(
     """Return targets of the first or last positions as [samples, all positions].
 
     A loss may leave out the positions that cannot be predicted. The others, and the last one that
-    has a target, are -1, as nothing is known about them. None if the targets are no such part.
+    has a target, are -1, as nothing is known about them. None if the targets are no such part, or
+    if they are the last tokens and only a few are left out, because the positions before may have
+    to predict them (several tokens ahead).
 
     Args:
         x: the input [samples, positions].
@@ -231,6 +235,8 @@ def targets_of_a_part(
     if count != per or not 3 <= count < positions - 1 or y.size < samples * count:
         return None
     y = y.reshape(-1)[: samples * count]
+    if positions - count <= _AHEAD and (y.reshape(samples, count) == x[:, -count:]).all():
+        return None
     found = []
     for first in (positions - count, 0):
         whole = np.full_like(x, -1)

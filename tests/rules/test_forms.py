@@ -848,7 +848,7 @@ def test_identical_samples_are_told_from_an_ignored_input(same: bool, tmp_path: 
     assert ("inputs of all samples are identical" in message) is same
 
 
-@pytest.mark.parametrize("form", ["float", "bool"])
+@pytest.mark.parametrize("form", ["float", "bool", "where", "fill", "write"])
 @pytest.mark.parametrize("inverted", [True, False])
 def test_a_mask_of_ended_episodes_may_be_inverted(
     inverted: bool, form: str, tmp_path: Path
@@ -861,11 +861,212 @@ def test_a_mask_of_ended_episodes_may_be_inverted(
         done = torch.rand(64) < 0.1
         goes_on = done if inverted else ~done
         with torch.no_grad():
-            mask = goes_on.float() if form == "float" else goes_on
-            y = torch.randn(64) + 0.9 * mask * target(after).amax(1)
+            value = target(after).amax(1)
+            if form in ("float", "bool"):
+                value = (goes_on.float() if form == "float" else goes_on) * value
+            elif form == "where":
+                value = torch.where(goes_on, value, torch.zeros_like(value))
+            elif form == "fill":
+                value = value.masked_fill(~goes_on, 0.0)
+            else:
+                value[~goes_on] = 0
+            y = torch.randn(64) + 0.9 * value
         return F.mse_loss(model(x).gather(1, torch.randint(0, 3, (64, 1)))[:, 0], y)
 
     assert ("inverted_end" in names(tmp_path, loss, model)) is inverted
+
+
+def test_a_task_may_have_no_input(tmp_path: Path) -> None:
+    """A bandit without context receives the same constant in every step."""
+
+    def loss(model: nn.Module) -> Tensor:
+        chosen = Categorical(logits=model(torch.ones(N, 1)))
+        actions = chosen.sample()
+        reward = actions.float() + torch.randn(N)
+        return -(chosen.log_prob(actions) * (reward - reward.mean())).mean()
+
+    findings = found(tmp_path, lambda: fit(mlp(1, 3), loss, steps=8))
+    assert findings["input_independence"].severity == "hint"
+
+
+@pytest.mark.parametrize("name", ["transitions", "weight"])
+def test_only_weights_must_differ_at_the_start(name: str, tmp_path: Path) -> None:
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.emissions = nn.Linear(3, 4)
+            setattr(self, name, nn.Parameter(torch.full((4, 4), 0.1)))
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = self.emissions(x)
+            state = scores[:, 0]
+            for t in range(1, x.shape[1]):
+                state = (state[:, :, None] + getattr(self, name)).logsumexp(1) + scores[:, t]
+            return state
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(torch.randn(16, 5, 3)), torch.randint(0, 4, (16,)))
+
+    severity = found(tmp_path, lambda: fit(Chain(), loss))["identical_units"].severity
+    assert severity == ("error" if name == "weight" else "hint")
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_gradients_of_two_losses_are_cleared_between_them(between: bool, tmp_path: Path) -> None:
+    one, two = nn.Linear(4, 3), nn.Linear(4, 1)
+    optimizers = [torch.optim.Adam(m.parameters(), 0.01) for m in (one, two)]
+
+    def clear() -> None:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+
+    def train() -> None:
+        for _ in range(5):
+            x = torch.randn(N, 4)
+            if not between:
+                clear()
+            F.cross_entropy(one(x), x[:, :3].argmax(1)).backward()
+            if between:
+                clear()
+            F.mse_loss(two(x), x[:, :1]).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+
+    rules = found(tmp_path, train)
+    assert ("cleared_gradient" in rules) is between
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["loop that holds its state", "loop"])
+def test_a_loop_may_hold_its_state_on_padding(ends: bool, tmp_path: Path) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.cell = nn.Embedding(12, 8), nn.GRUCell(8, 8)
+            self.out = nn.Linear(8, 2)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            state, states = torch.zeros(len(tokens), 8), []
+            for t in range(tokens.shape[1]):
+                new = self.cell(self.table(tokens[:, t]), state)
+                state = torch.where((tokens[:, t] > 0)[:, None], new, state) if ends else new
+                states.append(state)
+            out: Tensor = self.out(torch.stack(states, 1)[:, -1])
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        lengths = torch.randint(3, 9, (N, 1))
+        tokens = torch.randint(1, 12, (N, 9)) * (torch.arange(9) < lengths)
+        return F.cross_entropy(model(tokens), torch.randint(0, 2, (N,)))
+
+    assert found(tmp_path, lambda: fit(Reader(), loss))["padded_last_step"].severity == "hint"
+
+
+@pytest.mark.parametrize("time_first", [True, False])
+def test_the_last_position_is_read_wherever_the_positions_are(
+    time_first: bool, tmp_path: Path
+) -> None:
+    class Reader(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(12, 8)
+            self.cell = nn.GRU(8, 8, batch_first=not time_first)
+            self.out = nn.Linear(8, 2)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            given = self.table(tokens.T if time_first else tokens)
+            states = self.cell(given)[0]
+            out: Tensor = self.out(states[-1] if time_first else states[:, -1])
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        lengths = torch.randint(3, 9, (N, 1))
+        tokens = torch.randint(1, 12, (N, 9)) * (torch.arange(9) < lengths)
+        return F.cross_entropy(model(tokens), torch.randint(0, 2, (N,)))
+
+    assert found(tmp_path, lambda: fit(Reader(), loss))["padded_last_step"].severity == "warning"
+
+
+def test_samples_of_a_group_may_depend_on_each_other(tmp_path: Path) -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = nn.Linear(4, 8), nn.Linear(8, 2)
+
+        def forward(self, x: Tensor, group: Tensor) -> Tensor:
+            h = self.inner(x)
+            mean = torch.zeros(8, 8).index_add(0, group, h) / 6
+            out: Tensor = self.out((h - mean[group]).relu())
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        group = torch.arange(8).repeat_interleave(6)
+        return F.cross_entropy(model(torch.randn(48, 4), group), torch.randint(0, 2, (48,)))
+
+    rules = found(tmp_path, lambda: fit(Centred(), loss, steps=12), perturbations=True)
+    assert "samples_mixed" not in rules
+
+
+@pytest.mark.parametrize(("lead", "wrong"), [(2, False), (0, True)])
+def test_a_second_head_may_predict_two_tokens_ahead(lead: int, wrong: bool, tmp_path: Path) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.body = nn.Embedding(11, 16), nn.GRU(16, 16, batch_first=True)
+            self.one, self.two = nn.Linear(16, 11), nn.Linear(16, 11)
+
+        def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+            states = self.body(self.table(tokens))[0]
+            return self.one(states), self.two(states)
+
+    def loss(model: nn.Module) -> Tensor:
+        tokens = torch.randint(0, 11, (16, 14))
+        one, two = model(tokens)
+        later = F.cross_entropy(two[:, : 14 - lead].flatten(0, 1), tokens[:, lead:].flatten())
+        return later + F.cross_entropy(one[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+    assert ("target_among_inputs" in names(tmp_path, loss, Heads(), steps=6)) is wrong
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_log_probabilities_may_be_transposed_before_an_alignment(dim: int, tmp_path: Path) -> None:
+    def loss(model: nn.Module) -> Tensor:
+        scores = model(torch.randn(6, 20, 3)).log_softmax(dim).transpose(0, 1)
+        targets = torch.randint(1, 5, (6, 4))
+        return F.ctc_loss(scores, targets, torch.full((6,), 20), torch.full((6,), 4))
+
+    assert ("batch_mixing" in names(tmp_path, loss, nn.Linear(3, 5))) is (dim == 1)
+
+
+def test_tokens_are_no_channels_of_a_map(tmp_path: Path) -> None:
+    class Map(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.conv = nn.Linear(4, 16), nn.Conv2d(16, 2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.conv(self.inner(x).reshape(len(x), 16, 6, 6))
+            return out.mean((2, 3))
+
+    def loss(model: nn.Module) -> Tensor:
+        return F.cross_entropy(model(torch.randn(8, 36, 4)), torch.randint(0, 2, (8,)))
+
+    assert "view_for_permute" in names(tmp_path, loss, Map())
+
+
+def test_another_optimizer_has_a_rate_of_its_own(tmp_path: Path) -> None:
+    model = mlp(4, 3)
+    patch = torch.zeros(4, requires_grad=True)
+    phases = [torch.optim.Adam(model.parameters(), 0.005), torch.optim.Adam([patch], 0.05)]
+
+    def train() -> None:
+        for number, optimizer in enumerate(phases):
+            for _ in range(25):
+                x = torch.randn(N, 4) + number * patch
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), torch.randint(0, 3, (N,))).backward()
+                optimizer.step()
+
+    assert "learning_rate_schedule" not in found(tmp_path, train)
 
 
 def test_the_targets_of_rankings_are_no_classes(tmp_path: Path) -> None:

@@ -135,7 +135,8 @@ class Bootstraps:
                 if len(written) == _LEAST_SETS and written == sorted(written):
                     note("returns", order="ascending")
             if isinstance(index, torch.Tensor) and isinstance(given, torch.Tensor):
-                self._set(given, replace(self._of(given) or _Origin(), masked=True))
+                origin = self._of(given) or _Origin()
+                self._set(given, replace(origin, masked=True, kept=_share_left(given)))
             return
         known = [o for each in args if (o := self._of(each)) is not None]
         origin = known[0] if known else _Origin()
@@ -143,7 +144,7 @@ class Bootstraps:
             origin.fact["masked"] = True
         written_to = args[0] if name.endswith("_") else result
         if isinstance(written_to, torch.Tensor) and not written_to.requires_grad:
-            self._set(written_to, replace(origin, masked=True))
+            self._set(written_to, replace(origin, masked=True, kept=_share_left(written_to)))
 
     def _pick(self, args: tuple[Any, ...], result: Any) -> None:
         """Store the indices of a model's largest values."""
@@ -296,6 +297,11 @@ def _of_data(tensor: torch.Tensor) -> _Origin:
     discount = None if low == 1 else round(low, 6)
     several = tensor.numel() > 1
     return _Origin(discount, masked=discount is None or several, kept=_kept(tensor))
+
+
+def _share_left(values: torch.Tensor) -> float | None:
+    """Return the share of values that are not zero after a mask was applied."""
+    return _kept(values) if values.is_floating_point() and _is_numbers(values) else None
 
 
 def _kept(mask: torch.Tensor) -> float | None:

@@ -80,6 +80,7 @@ class Telling:
         default_factory=dict
     )
     _states: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # final states
+    _unrolled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # all states
     _joined: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     # products of two activations, and what was multiplied by a number below 1
     _scores: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class Telling:
     def release(self) -> None:
         """Release all tensors."""
         self._weights, self._logarithms, self._masked = {}, {}, {}
-        self._states, self._joined = {}, {}
+        self._states, self._unrolled, self._joined = {}, {}, {}
         self._scores, self._scaled, self._uniform = {}, {}, {}
         self._gathered, self._read_at = [], {}
         self.choices.release()
@@ -545,8 +546,13 @@ class Telling:
         given = {"log_input": True, **dict(zip(names, args, strict=False)), **kwargs}
         rate = given.get("input")
         made = gradient_function(rate) if isinstance(rate, torch.Tensor) else None
-        while made is not None and function_name(made) in RESHAPING:
-            made = made.next_functions[0][0]
+        while made is not None:
+            scaled = function_name(made) in ("Mul", "Add") and len(made.next_functions) == 2
+            computed = [node for node, _ in made.next_functions if node is not None]
+            # times an exposure, or plus a small number
+            if function_name(made) not in RESHAPING and not (scaled and len(computed) == 1):
+                break
+            made = computed[0] if computed else None
         made_by = "" if made is None else function_name(made)
         if rate is not None and given["log_input"] and made_by in ("Exp", "Softplus"):
             self._note("rate as log", function=name, made_by=made_by, shape=[*rate.shape])
@@ -559,11 +565,9 @@ class Telling:
         names = ("log_probs", "targets", "input_lengths", "target_lengths", "blank")
         given = {"blank": 0, **dict(zip(names, args, strict=False)), **kwargs}
         scores = given.get("log_probs")
-        made = gradient_function(scores) if isinstance(scores, torch.Tensor) else None
-        if scores is not None and made is not None and function_name(made) == "LogSoftmax":
-            dim = getattr(made, "_saved_dim", scores.dim() - 1)
-            dim = (dim - (1 << 64) if dim >> 63 == 1 else dim) % scores.dim()
-            if dim != scores.dim() - 1:
+        if isinstance(scores, torch.Tensor):
+            dim = _normalized(scores)
+            if dim not in (None, scores.dim() - 1):
                 self._note("ctc softmax", dim=dim, shape=[*scores.shape])
         targets, lengths, blank = given.get("targets"), given.get("target_lengths"), given["blank"]
         self._compare_lengths(given.get("input_lengths"), lengths)
@@ -598,19 +602,22 @@ class Telling:
         if isinstance(index, tuple) and len(index) == 2 and not _is_all(index[0]):
             self._pick_pairs(given, *index)
         if isinstance(index, tuple) and len(index) > 1 and _is_all(index[0]):
-            self._last(given, index[1], result)
+            self._last(given, index[1], result, dim=1)
+        self._last(given, index[0] if isinstance(index, tuple) and index else index, result, dim=0)
 
     def _select(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
         given = {**dict(zip(("input", "dim", "index"), args, strict=False)), **kwargs}
-        if given.get("dim") == 1:
-            self._last(args[0], given.get("index"), result)
+        if given.get("dim") in (0, 1):
+            self._last(args[0], given.get("index"), result, dim=given["dim"])
 
-    def _last(self, given: Any, at: Any, result: Any) -> None:
+    def _last(self, given: Any, at: Any, result: Any, *, dim: int) -> None:
+        """Store that a position of a tensor [batch, positions, ...], or the reverse, is read."""
         tokens = None if self.tokens is None else self.tokens()
         if tokens is None or type(at) is not int or not isinstance(given, torch.Tensor):
             return
         read = isinstance(result, torch.Tensor) and result.requires_grad and given.dim() > 2
-        if not read or given.shape[:2] != tokens.shape:
+        shape = tokens.shape if dim else tokens.shape[::-1]
+        if not read or given.shape[:2] != shape or (not dim and shape[0] == shape[1]):
             return
         known = self._read_at.get(id(given))
         positions, where = (set(), "") if known is None or known[0]() is not given else known[1:]
@@ -626,9 +633,14 @@ class Telling:
         padded = self._padded()
         if padded and not padded_share(tokens.T):
             self._keep({"kind": "padded tokens", "shape": [*tokens.shape], "share": padded})
-        for _, positions, where in self._read_at.values():
+        for reference, positions, where in self._read_at.values():
             if {tokens.shape[1] - 1} <= positions <= {0, tokens.shape[1] - 1}:
-                self._keep({"kind": "last step", "padded": padded, "where": where})
+                tensor = reference()
+                made = None if tensor is None else gradient_function(tensor)
+                stacked = made is not None and function_name(made) == "Stack"
+                stacked &= tensor is not None and not _is(self._unrolled, tensor)
+                fact = {"kind": "last step", "padded": padded, "stacked": stacked}
+                self._keep({**fact, "where": where})
 
     def _recur(self, name: str, args: Args, _kwargs: Kwargs, result: Any) -> None:
         """Store the final state of a recurrent call on padded sequences that were not packed."""
@@ -638,6 +650,8 @@ class Telling:
         several = len(args) > 6 and isinstance(args[4], int) and args[4] > 1 and args[6] is True
         if several and isinstance(rate, float) and _RATE <= rate < 1:
             self._note("dropout", rate=rate, shape=[*args[0].shape])
+        if isinstance(result, tuple) and isinstance(result[0], torch.Tensor):
+            self._unrolled[id(result[0])] = weakref.ref(result[0])
         if packed or self._padded() == 0 or not isinstance(result, tuple):
             return
         state = result[1]
@@ -683,6 +697,42 @@ def padded_share(tokens: torch.Tensor) -> float:
     if int(ends.sum()) < 2 or len(lengths) < 2 or int(lengths.max()) < 2 or elsewhere:
         return 0.0
     return float(ends.to(torch.float32).mean())
+
+
+def _normalized(tensor: torch.Tensor) -> int | None:
+    """Return the dimension over which `log_softmax` normalized a tensor; None if unknown.
+
+    Dimensions may have been exchanged since.
+    """
+    at: list[int] = [
+        *range(tensor.dim())
+    ]  # where the dimensions of the result of `log_softmax` are now
+    node = gradient_function(tensor)
+    for _ in range(_DEPTH):
+        name = "" if node is None else function_name(node)
+        if name == "LogSoftmax":
+            return at[_signed(getattr(node, "_saved_dim", -1)) % len(at)]
+        if name == "Transpose":
+            one, other = (_signed(getattr(node, f"_saved_dim{i}", 0)) for i in (0, 1))
+            at[one], at[other] = at[other], at[one]
+        elif name == "Permute":
+            order = [_signed(n) % len(at) for n in getattr(node, "_saved_dims", ())]
+            if len(order) != len(at):
+                return None
+            before = [0] * len(at)
+            for new, old in enumerate(order):
+                before[old] = at[new]
+            at = before
+        elif name not in ("Clone", "Alias", "ToCopy", "Contiguous"):
+            return None
+        node = node.next_functions[0][0]
+    return None
+
+
+def _signed(number: Any) -> int:
+    """Return a number that autograd shows as an unsigned one."""
+    signed = int(number)
+    return signed - (1 << 64) if signed >> 63 == 1 else signed
 
 
 def _bounds(shape: torch.Size) -> set[int]:

@@ -256,7 +256,30 @@ class _Perturbed:
             if output is None or output.shape != self._before.shape:
                 return None
             largest = max(largest, self._change(output[kept], self._before[kept]))
+        if largest >= _SHARE and self._mixes_groups():
+            return None
         return largest if not self._mixes_instead(largest) else None
+
+    def _mixes_groups(self) -> bool:
+        """Return whether samples depend only on those of their group, named by an argument."""
+        for tensor in self._given.values():
+            if tensor.dim() != 1 or tensor.is_floating_point():
+                continue
+            changes = []
+            for kept in (0, self._size - 1):
+                others = tensor != tensor[kept]
+                if not bool(others.any()) or int((~others).sum()) < 2:
+                    break
+                index = torch.arange(self._size, device=tensor.device)
+                index[others] = int(others.nonzero()[0])
+                changed = {path: _rows(t, index) for path, t in self._given.items()}
+                output = self._output(changed)
+                if output is None or output.shape != self._before.shape:
+                    break
+                changes.append(self._change(output[kept], self._before[kept]))
+            if len(changes) == 2 and max(changes) < _SHARE:
+                return True
+        return False
 
     def _mixes_instead(self, found: float) -> bool:
         """Return whether the samples seem to be along the second dimension (time comes first)."""

@@ -77,7 +77,8 @@ class Ends:
         self._stepped = False  # whether an optimizer has stepped since the last backward pass
         self._stale: list[torch.Tensor] = []  # parameters that had a gradient before it
         self._behind: list[torch.Tensor] = []  # parameters that the backward pass will reach
-        self._reached: list[torch.Tensor] = []  # those to which it has given a gradient
+        # those to which a backward pass has given a gradient since the last optimizer step
+        self._reached: list[torch.Tensor] = []
         self._leaves = Leaves()
         self.targets = Targets(on_fault=on_fault)
 
@@ -188,7 +189,7 @@ class Ends:
             if self._stepped and leaves:
                 objective["uncleared"] = len(self._stale)
             self._stepped = False
-            self._behind, self._reached = leaves, []
+            self._behind = leaves
 
     @property
     def awaits_gradients(self) -> bool:
@@ -198,7 +199,9 @@ class Ends:
     def after_backward(self) -> None:
         """Find the parameters to which a backward pass in one of the first records led."""
         behind, self._behind = self._behind, []
-        self._reached = [] if is_capturing() else with_gradients(behind)
+        if not is_capturing():
+            known = {id(parameter) for parameter in self._reached}
+            self._reached += [p for p in with_gradients(behind) if id(p) not in known]
 
     def _scan(self, capture: StepCapture, loss: torch.Tensor, graph: Provenance | None) -> None:
         """Store what was collected about the calls before the first loss of a step."""
@@ -252,7 +255,8 @@ class Ends:
             return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         reached = [p for p in reached if id(p) in held]
-        cleared = reached if reached and not with_gradients(reached) else []
+        used = {id(parameter) for parameter in with_gradients(reached)}
+        cleared = [parameter for parameter in reached if id(parameter) not in used]
         for kind, found in (("stale", stale), ("cleared", cleared)):
             if count := sum(id(parameter) in held for parameter in found):
                 shapes = [[*p.shape] for p in found if id(p) in held][:3]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from comgra_decl.records import CODES
 from comgra_decl.rules.api import (
+    CODES,
     Count,
     Finding,
     Fraction,

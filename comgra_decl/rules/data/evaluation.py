@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -287,9 +288,10 @@ class OwnStatistics(Rule):
         f"{_EXACT:g}) and a standard deviation of 1 (within {_UNIT:g}) over all of the at least "
         "`samples` samples of an evaluation record, although its samples have different means. "
         "Data that is scaled with the statistics of other data has such a mean by chance only. "
-        "Batches in training do not have it, or have it with another number of samples. If two "
-        "evaluations of different sizes have it, the finding is a warning: only one of them can "
-        "be the training data."
+        "Batches in training do not have it, or have it with another number of samples. All "
+        "evaluations have it, since otherwise those that do may be of the training data. If two "
+        "evaluations of different sizes have it in turn, the finding is a warning: only one of "
+        "them can be the training data."
     )
     source = (
         "scikit-learn's documentation, Common pitfalls, inconsistent preprocessing: the test data "
@@ -303,7 +305,9 @@ class OwnStatistics(Rule):
 
     # by role: numbers of samples in training batches that are standardized exactly, or not
     _train: dict[str, tuple[set[int], set[int]]] = per_run(dict)
-    _exact: dict[str, dict[int, int]] = per_run(dict)  # by role: first step by number of samples
+    # by role: first and last steps by number of samples
+    _exact: dict[str, dict[int, tuple[int, int]]] = per_run(dict)
+    _others: set[str] = per_run(set)  # inputs with an evaluation that is not standardized exactly
     _evaluations = 0
 
     def look(self, window: Window) -> None:
@@ -317,7 +321,11 @@ class OwnStatistics(Rule):
         for given, exact in self._judged(window):
             self._evaluations += 1
             if exact:
-                self._exact.setdefault(given.role, {}).setdefault(given.samples, given.step)
+                known = self._exact.setdefault(given.role, {})
+                first, _ = known.get(given.samples, (given.step, 0))
+                known[given.samples] = first, given.step
+            else:
+                self._others.add(given.role)
 
     def _judged(self, window: Window) -> Iterator[tuple[_Input, bool]]:
         for given in _inputs(window, "forward"):
@@ -330,12 +338,12 @@ class OwnStatistics(Rule):
         """Return a finding about the first input."""
         for role, sizes in self._exact.items():
             exactly, otherwise = self._train.get(role, (set(), set()))
-            sizes = {n: step for n, step in sizes.items() if otherwise or n not in exactly}
-            if not sizes:
+            sizes = {n: steps for n, steps in sizes.items() if otherwise or n not in exactly}
+            if not sizes or role in self._others:  # the others are probably the training data
                 continue
-            several = len(sizes) > 1 or bool(exactly)
+            several = _overlap([*sizes.values()]) or bool(exactly)
             unless = "" if several else ", unless these are the training data"
-            samples, step = min(sizes.items(), key=lambda item: item[1])
+            samples, (step, _) = min(sizes.items(), key=lambda item: item[1])
             return [
                 self.finding(
                     scene,
@@ -355,6 +363,12 @@ class OwnStatistics(Rule):
         if not self._evaluations:
             return f"no evaluation with inputs of at least {self.parameters.samples} samples"
         return None
+
+
+def _overlap(spans: list[tuple[int, int]]) -> bool:
+    """Return whether data of several sizes are evaluated in turn, and not fold after fold."""
+    ordered = sorted(spans)
+    return any(b[0] <= a[1] for a, b in pairwise(ordered))
 
 
 class _Input(NamedTuple):

@@ -22,6 +22,8 @@ from comgra_decl.rules.api import (
 )
 
 _REACHED = 0.5  # share of the nodes
+_SIZES = 3  # numbers of nodes; graphs may be padded to one or two
+_PADDED = 8  # divides the sizes to which graphs are padded
 _EDGES = 16  # from which a direction is no coincidence
 
 
@@ -42,8 +44,9 @@ class UnreachedNodes(Rule):
         "A model receives a list of edges, an integer tensor of shape [2, edges], and another "
         "input with one row per node. In at least `least` records and in all of them, no edge "
         f"contains an index of {_REACHED:.0%} of the nodes or more. The rule ignores edges with "
-        "fewer than half as many columns as there are nodes, graphs of fewer than 8 nodes, and "
-        "runs in which the number of nodes never changes, as they may be padded to that number."
+        "fewer than half as many columns as there are nodes, graphs of fewer than 8 nodes, lists "
+        "of edges beside another one that reaches more nodes, and runs with fewer than "
+        f"{_SIZES} different numbers of nodes, as graphs may be padded to these."
     )
     source = (
         "PyTorch Geometric, Advanced Mini-Batching: the edges of each graph are shifted by the "
@@ -81,8 +84,10 @@ class UnreachedNodes(Rule):
         """Return a finding about the first list of edges that reaches too few nodes."""
         for slot, (step, records, share) in self._seen.items():
             sizes = self._nodes[slot]
-            if records < self.parameters.least or share > _REACHED or len(sizes) < 2:
+            if records < self.parameters.least or share > _REACHED or len(sizes) < _SIZES:
                 continue
+            if any(other > _REACHED for _, _, other in self._seen.values()):
+                continue  # another list of edges reaches the other nodes
             place = scene.table.place(slot)
             return [
                 self.finding(
@@ -102,7 +107,8 @@ class UnreachedNodes(Rule):
         facts = [f for f in facts if 2 * f["edges"] >= f["nodes"]]
         sizes = {int(fact["nodes"]) for fact in facts}
         share = max((fact["reached"] / fact["nodes"] for fact in facts), default=1.0)
-        if len(sizes) < 2 or share > _REACHED:
+        padded = all(size % _PADDED == 0 for size in sizes)
+        if len(sizes) < 2 or padded or share > _REACHED:  # only the first records are told
             return []
         return [
             self.finding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from comgra_decl.rules.api import (
     Field,
@@ -30,11 +30,13 @@ class PaddedLastStep(Rule):
     certainty = 0.8
     definition = (
         "The model's input consists of tokens [batch, positions]. On average over the first "
-        "records, at least `share` of the samples end with padding. The model reads the "
-        "last position of a tensor [batch, positions, features], such as `out[:, -1]`. The finding "
-        "is only a hint if the model instead uses the final state of a recurrent module that "
-        "received the padded sequences without packing them. A token counts as padding if it ends "
-        "several samples, in runs of different lengths, and occurs nowhere else."
+        "records, at least `share` of the samples end with padding. The model reads the last "
+        "position of a tensor [batch, positions, features] or [positions, batch, features], such "
+        "as `out[:, -1]`. The finding is only a hint if the model instead uses the final state of "
+        "a recurrent module that received the padded sequences without packing them, or if the "
+        "program stacks the positions itself, because its loop may keep the state on padding. A "
+        "token counts as padding if it ends several samples, in runs of different lengths, and "
+        "occurs nowhere else."
     )
     source = (
         "PyTorch's documentation of `pack_padded_sequence`: without packing, a recurrent module "
@@ -49,19 +51,22 @@ class PaddedLastStep(Rule):
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first tensor that is read at a padded position."""
         for kind in ("last step", "final state"):
-            found: dict[str, list[float]] = {}
+            found: dict[str, list[dict[str, Any]]] = {}
             for fact in scene.told(kind):
-                found.setdefault(str(fact["where"]), []).append(float(fact["padded"]))
-            for where, shares in found.items():
-                share = sum(shares) / len(shares)
+                found.setdefault(str(fact["where"]), []).append(fact)
+            for where, facts in found.items():
+                share = sum(float(fact["padded"]) for fact in facts) / len(facts)
                 if share >= self.parameters.share:
-                    return [self._report(scene, where, share, of_state=kind == "final state")]
+                    unsure = kind == "final state" or any(fact.get("stacked") for fact in facts)
+                    return [self._report(scene, where, share, kind=kind, unsure=unsure)]
         return []
 
-    def _report(self, scene: Scene, where: str, share: float, *, of_state: bool) -> Finding:
+    def _report(
+        self, scene: Scene, where: str, share: float, *, kind: str, unsure: bool
+    ) -> Finding:
         read = (
             "The final state of a recurrent module"
-            if of_state
+            if kind == "final state"
             else "The last position of a sequence"
         )
         return self.finding(
@@ -71,8 +76,8 @@ class PaddedLastStep(Rule):
             message=f"{read} is used in {where}, but {100 * share:.3g}% of the samples end with "
             "padding: for them, the result is read after the padding instead of at the last "
             "token.",
-            severity="hint" if of_state else self.severity,
-            certainty=0.6 if of_state else self.certainty,
+            severity="hint" if unsure else self.severity,
+            certainty=0.6 if unsure else self.certainty,
             evidence={"padded samples": share},
         )
 

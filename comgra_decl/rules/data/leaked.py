@@ -28,6 +28,8 @@ from comgra_decl.rules.api import (
 )
 
 _EQUAL = 1 - 1e-5  # correlation of a target with an input that contains it
+_COPIED = 0.1  # share of the first loss, below which a model has learned to copy
+_FEW = 10  # losses
 _ALIKE = 0.995  # share of tokens
 _UNUSED = 1e-6  # relative change of outputs
 _LENGTH = 8  # positions of a sequence in which shifts are told apart
@@ -54,7 +56,8 @@ class TargetAmongInputs(Rule):
         f"{_ALIKE:.1%} of at least `least` tokens, in three records). Such targets were not "
         "shifted. Ignored targets (negative values) do not count, nor do inputs on which, in an "
         "experiment after the training, no output at the same position depends, because the "
-        "decoder shifts them itself."
+        "decoder shifts them itself. A hint unless the loss falls to "
+        f"{_COPIED:.0%} of its start, because a model that compresses sequences must restore them."
     )
     source = (
         "Kaufman et al., Leakage in Data Mining (2012), on features that are the target itself. "
@@ -159,7 +162,7 @@ class TargetAmongInputs(Rule):
             scene,
             place=place,
             first_step=known.step,
-            severity="error",
+            severity="error" if _copies(scene) else "hint",
             message=f"The target ({goal}) is the input itself ({place}): "
             f"{100 * known.same / known.count:.4g}% of {known.count} tokens are identical at the "
             "same position. Was it meant to be shifted by one?",
@@ -184,6 +187,17 @@ def _is_unused(scene: Scene, role: str) -> bool:
         if role == ("input" if argument == "[0]" else f"input{argument}"):
             return float(seen["own"]) < _UNUSED
     return False
+
+
+def _copies(scene: Scene) -> bool:
+    """Whether the loss has fallen to a tenth, as it does if a model only has to copy its input.
+
+    A model that compresses its input, such as an autoencoder of sequences, does not copy it.
+    """
+    curve = max(scene.curves.values(), key=lambda its: its.count, default=None)
+    if curve is None or curve.count < _FEW:
+        return False
+    return bool(curve.mean(0.9, 1.0)[0] < _COPIED * curve.mean(0.0, 0.1)[0])
 
 
 def _classifies(scene: Scene) -> bool:

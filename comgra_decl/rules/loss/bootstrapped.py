@@ -181,8 +181,9 @@ class InvertedEnd(_TargetRule):
     certainty = 0.75
     definition = (
         "In the first records, the mask by which a bootstrapped target (see `unmasked_target`) "
-        f"multiplies the values of the next states keeps at most {_ENDED:.0%} of them. Episodes "
-        "rarely end in most transitions, so the mask is probably `done` instead of `1 - done`."
+        "multiplies, fills or selects the values of the next states keeps at most "
+        f"{_ENDED:.0%} of them. Episodes rarely end in most transitions, so the mask is probably "
+        "`done` instead of `1 - done`."
     )
     source = (
         "Mnih et al., Human-level control through deep reinforcement learning (2015), algorithm "

@@ -64,7 +64,7 @@ class LearningRateSchedule(Rule):
     explained_by = ("nonfinite",)
     Parameters = ScheduleParameters
 
-    _classes: set[str] = per_run(set)  # of the optimizers in the last record
+    _held: set[str] = per_run(set)  # the classes and parameters of the last record's optimizers
     _first: tuple[int, float] | None = None
     _most = 0.0
     _before: tuple[int, float] | None = None
@@ -80,9 +80,9 @@ class LearningRateSchedule(Rule):
             rates, intended = _rates(optimizers)
             if not rates:
                 continue
-            classes = {str(optimizer.get("class")) for optimizer in optimizers}
-            if classes != self._classes:  # another optimizer has rates of its own
-                self._classes, self._before, self._intended = classes, None, None
+            held = {_held(optimizer) for optimizer in optimizers}
+            if held != self._held:  # another optimizer has rates of its own
+                self._held, self._before, self._intended = held, None, None
             rate = max(rates)
             if intended:
                 self._intended = max(intended)
@@ -170,6 +170,12 @@ class LearningRateSchedule(Rule):
             return "no learning rate is known"
         least = self.parameters.least
         return None if scene.last_step >= least else f"it needs {least} steps"
+
+
+def _held(optimizer: Mapping[str, Any]) -> str:
+    """Return the class of an optimizer and the numbers of parameters in its groups."""
+    sizes = [group.get("parameters") for group in optimizer.get("groups") or ()]
+    return f"{optimizer.get('class')} {sizes}"
 
 
 def _rates(optimizers: Sequence[Mapping[str, Any]]) -> list[list[float]]:

@@ -68,7 +68,8 @@ class SamplesMixed(ExperimentRule):
         "sample that stays change by more than `change` times the standard deviation of all "
         f"outputs. Changes below {_SLIGHT:g} times it, as by a scale that is common to the batch, "
         "are a hint. Not checked if no loss has a target with one row (or the same number of rows) "
-        "per sample, if the model receives or returns something about pairs of samples, or if the "
+        "per sample, if the model receives or returns something about pairs of samples, if samples "
+        "depend only on those with the same value of an integer argument (their group), or if the "
         "second dimension turns out to be the batch."
     )
     source = (

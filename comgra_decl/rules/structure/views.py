@@ -138,4 +138,7 @@ def _of_group(one: list[int], two: list[int], batches: AbstractSet[int]) -> bool
     for few, many in ((one, two), (two, one)):  # heads, split and merged
         if len(few) == 2 and len(many) == 3 and few[0] == many[1] != many[0]:
             return True
+        # tokens [height * width, channels] and a square map [channels, height, width]
+        if len(few) == 2 and len(many) == 3 and few[1] == many[0] != few[0] == many[2] ** 2:
+            return True
     return None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.rules.api import (
     Bools,
     Count,
+    Finding,
     Fraction,
     Mask,
     Measured,
@@ -43,9 +46,10 @@ class IdenticalUnits(SlotRule):
         "All elements of a weight with at least two dimensions are identical and nonzero at the "
         "start, its units receive the same inputs (they are not those of a depthwise convolution), "
         "and its module has no random weight of the same shape, as a deviation has a mean. "
-        "Alternatively, for `patience` records in a row, the units of a layer differ by less than "
-        "`spread` times their mean magnitude. The rule compares the outputs of layers "
-        "with weights (one value per unit) and the gradients of their biases."
+        "Only a hint if the parameter is not called a weight, since transitions may begin equal. "
+        "Alternatively, for `patience` records in a row, the units of a layer differ by less "
+        "than `spread` times their mean magnitude. The rule compares the outputs of layers with "
+        "weights (one value per unit) and the gradients of their biases."
     )
     source = (
         "Goodfellow et al., Deep Learning (2016), section 8.4: initial parameters must break the "
@@ -119,6 +123,22 @@ class IdenticalUnits(SlotRule):
         ]
         return fired[~np.array(left_out, np.bool_)]
 
+    def ordered(self, scene: Scene, fired: Slots) -> Slots:
+        """Return the slots in order of importance: weights and outputs before other parameters."""
+        order = super().ordered(scene, fired)
+        other = [_may_begin_equal(scene.table.infos[at]) for at in order.tolist()]
+        return order[np.argsort(other, kind="stable")]
+
+    def findings(self, scene: Scene) -> list[Finding]:
+        """Return a finding, which is a hint if it concerns only parameters that are no weights."""
+        found = super().findings(scene)
+        if not found or self.parameters.severity is not None:
+            return found
+        fired = self.chosen(scene, self.streak.fired)
+        if all(_may_begin_equal(scene.table.infos[at]) for at in fired.tolist()):
+            return [replace(found[0], severity="hint")]
+        return found
+
     def sentence(self, scene: Scene, slot: int) -> str:
         """Return the message for a slot."""
         info = scene.table.infos[slot]
@@ -128,6 +148,13 @@ class IdenticalUnits(SlotRule):
             f"All units of {info.key.node} compute the same values: {scene.table.place(slot)} "
             f"differs between them by {self.streak.worst[slot]:.1e} of its magnitude."
         )
+
+
+def _may_begin_equal(info: SlotInfo) -> bool:
+    """Whether a parameter may hold something else than the weights of units."""
+    role = info.key.role.lower()
+    is_weight = "weight" in role or "kernel" in role or role.startswith("w")
+    return info.kind == "parameter" and info.key.pass_ == "forward" and not is_weight
 
 
 def _is_filter(info: SlotInfo) -> bool:

@@ -87,6 +87,7 @@ class InputIndependence(SlotRule):
     evidence, of_graph = "relative variation across the batch", True
 
     _most = per_run(Largest)
+    _inputs: set[tuple[float, ...]] = per_run(set)  # means of the inputs of a record
     _same = 0  # records in a row in which the samples of all inputs are identical
     _final: Bools = np.zeros(0, np.bool_)
 
@@ -117,6 +118,9 @@ class InputIndependence(SlotRule):
             return
         with np.errstate(all="ignore"):
             varied = np.fmax.reduce(window.variation(inputs), axis=1)
+        if len(self._inputs) < 2:
+            means = np.nan_to_num(window.read("mean", inputs).astype(np.float64))
+            self._inputs |= {tuple(row) for row in means.tolist()}
         for row in range(len(window)):
             known = window.present[row, inputs].any() and window.samples(inputs)[row].max() > 1
             if known:
@@ -138,6 +142,8 @@ class InputIndependence(SlotRule):
         found = super().findings(scene)
         if not found or self.parameters.severity is not None:
             return found
+        if self._same >= self.patience and len(self._inputs) == 1:  # a task without any input
+            return [replace(found[0], severity="hint")]
         keys = [info.key for info in scene.table.infos]
         fired = set(self.streak.lasting.tolist())
         others = (keys[at] for at in self.columns(scene.table).tolist() if at not in fired)

@@ -234,8 +234,8 @@ def row(number: int) -> RunRow:
     """Returns a row without a run."""
     return RunRow(
         "g", f"{number}", "finished", 10, 10, 1e9 + number, 5.0, {"loss": number / 7},
-        {"loss": 0.0}, {"lr": 0.1}, None, "c" * 40, "main", None, {"torch": "2"}, number, "train.py",
-        {"config.lr": number},
+        {"loss": 0.0}, {"lr": 0.1}, None, "c" * 40, "main", None, {"torch": "2"}, number,
+        "train.py", {"config.lr": number},
     )  # fmt: skip
 
 
