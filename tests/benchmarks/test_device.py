@@ -124,7 +124,7 @@ sys.exit(main(["--device", "cpu", "--smoke", "--no-save", "--parts", *sys.argv[1
 @pytest.mark.parametrize(
     "parts",
     [
-        pytest.param(["true"], id="one"),
+        pytest.param(["true"], marks=pytest.mark.slow, id="one"),
         pytest.param(["true", "waits", "mlp", "gpt2", "memory"], marks=pytest.mark.slow, id="all"),
     ],
 )

@@ -216,9 +216,12 @@ print("done", flush=True)
 """
 
 
-def test_it_may_be_killed_at_any_moment(run: Path, written: tuple[Path, Truth]) -> None:
+@pytest.mark.parametrize("attempts", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_it_may_be_killed_at_any_moment(
+    run: Path, written: tuple[Path, Truth], attempts: int
+) -> None:
     rng, killed = random.Random(1), 0
-    for attempt in range(3):
+    for attempt in range(attempts):
         copy = Path(shutil.copytree(run, run.parent / f"kill -9, {attempt}"))
         child = Program(run.parent, "-c", CHILD, copy)
         child.wait_for("ready")
@@ -229,7 +232,7 @@ def test_it_may_be_killed_at_any_moment(run: Path, written: tuple[Path, Truth]) 
         assert Reader(copy).view.n == RECORDS
         compact(copy)
     written[1].check(Reader(copy).view)
-    assert killed
+    assert killed or attempts == 1
 
 
 def test_copies_may_leave_out_what_is_there_twice(

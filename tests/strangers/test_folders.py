@@ -23,7 +23,6 @@ MEMORY_MB = 1500
 
 SHORT = [
     "code wherever the spec takes it",
-    "a trillion samples",
     "a pipe as a data file",
 ]
 PAYLOAD = "open({!r}, 'w').close()\nimport comgra_decl.rules as r\nclass ran(r.SlotRule): pass\n"

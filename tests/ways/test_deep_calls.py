@@ -128,6 +128,7 @@ def test_it_may_so_when_tracing_fails_in_the_depth(
     assert "a fault of ours" in str(comgra.open_run(tmp_path).error)
 
 
+@pytest.mark.slow
 def test_one_that_nests_deeper_fails_as_it_does_without_tracing(tmp_path: Path) -> None:
     def too_deep() -> list[float]:
         with comgra.trace("debug", root=tmp_path, group="g", overrides=["rules=off"]):

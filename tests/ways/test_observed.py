@@ -833,7 +833,7 @@ class Counted(nn.Module):
 @pytest.mark.parametrize(
     "make",
     [
-        Counted,
+        pytest.param(Counted, marks=pytest.mark.slow),
         pytest.param(Changed, marks=pytest.mark.slow),
         pytest.param(Looped, marks=pytest.mark.slow),
     ],
