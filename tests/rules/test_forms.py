@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from tests.rules.test_causes_of_strangers import Loss, fit, found, mlp
 
@@ -1067,6 +1068,39 @@ def test_another_optimizer_has_a_rate_of_its_own(tmp_path: Path) -> None:
                 optimizer.step()
 
     assert "learning_rate_schedule" not in found(tmp_path, train)
+
+
+@pytest.mark.parametrize(("decay", "slow"), [(0.999, True), (0.9, False)])
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_an_average_of_weights_must_fit_the_length_of_the_training(
+    decay: float, slow: bool, wrapped: bool, tmp_path: Path
+) -> None:
+    model = mlp(4, 3)
+    rate = get_ema_multi_avg_fn(decay)
+    average = AveragedModel(model, multi_avg_fn=rate) if wrapped else deepcopy(model)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+
+    def train() -> None:
+        for step in range(120):
+            model.train()
+            x = torch.randn(N, 4)
+            loss = F.cross_entropy(model(x), (x @ TEACHER).argmax(1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if isinstance(average, AveragedModel):
+                average.update_parameters(model)
+            else:
+                with torch.no_grad():
+                    for mine, its in zip(average.parameters(), model.parameters(), strict=True):
+                        mine.lerp_(its, 1 - decay)
+            if step % 20 == 19:
+                for each in (average, model):
+                    each.eval()
+                with torch.no_grad():
+                    average(x)
+
+    assert ("lagging_copy" in found(tmp_path, train)) is slow
 
 
 def test_the_targets_of_rankings_are_no_classes(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Target networks that lag far behind the model they copy."""
+"""Target networks and averages of weights that lag far behind the model they copy."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from comgra_decl.rules.api import (
 
 _MOVED = 0.02  # of its size, by which a model must have moved for its copy to lag
 
+_FOLLOWS = 0.2  # of the change of the model, by which an average that is evaluated must follow
 _OFTEN = 10  # records in which the inputs to the two models differ
 
 
@@ -37,6 +38,10 @@ class LaggingParameters(RuleParameters):
 
     steps: Count = 100
     """Number of steps required."""
+
+
+_WRAPPERS = ("AveragedModel", "DataParallel", "DistributedDataParallel")
+_WRAPPED = "module"  # the path of the model in these
 
 
 @dataclass
@@ -51,28 +56,31 @@ class Model:
 
 
 class LaggingCopy(Rule):
-    """Target networks that barely follow the trained model."""
+    """Target networks, or averages of weights, that barely follow the trained model."""
 
     name = "lagging_copy"
     certainty = 0.7
     definition = (
         "A model whose parameters are in no optimizer has the same class and parameters as a "
         "trained model, and starts with the same values or with random ones. After at least "
-        "`steps` steps, the "
-        f"l2 norms of the trained model's parameters have changed by at least {_MOVED:.0%}, and "
-        "those of the copy by less than `share` of this change. In training steps, the copy is "
-        "called without gradients, and its inputs differ from those of the trained model, as is "
-        "usual for a target network. A frozen copy that is called like the trained model is "
-        "reported only if it has not changed at all and both models receive the same two inputs in "
-        "opposite order, as in symmetric self-distillation (BYOL)."
+        "`steps` steps, the l2 norms of the trained model's parameters have changed by at least "
+        f"{_MOVED:.0%}, and those of the copy by less than `share` of this change. In training "
+        "steps, the copy is called without gradients, and its inputs differ from those of the "
+        "trained model, as is usual for a target network. A frozen copy that is called like the "
+        "trained model is reported only if it has not changed at all and both models receive the "
+        "same two inputs in opposite order, as in symmetric self-distillation (BYOL). A copy that "
+        "is evaluated, such as a moving average of the weights, is reported if the norms of its "
+        f"parameters have moved from the start of the trained model, but less than {_FOLLOWS:.0%} "
+        "as far as those of that model."
     )
     source = (
         "Mnih et al., Human-level control (2015): over millions of steps, the trained network is "
         "copied to the target network every few thousand steps. Our own definition."
     )
     advice = (
-        "Copy the weights to it more often (several times per run), or move it towards the "
-        "trained model in every step (`lerp_`)."
+        "Copy the weights to it more often (several times per run), or move it towards the trained "
+        "model in every step (`lerp_`). For a moving average, the decay must fit the length of the "
+        "training: after n steps, a share of decay**n of the initial weights is left."
     )
     explained_by = ("nonfinite",)
     Parameters = LaggingParameters
@@ -83,6 +91,22 @@ class LaggingCopy(Rule):
     _latest = per_run(Previous)
     _trains: set[str] = per_run(set)  # nodes called without gradients in training
     _other_inputs = 0
+    # norms in the last evaluation that contains a parameter, and of the trained model by then
+    _evaluated: dict[int, float] = per_run(dict)
+    _by_then: dict[int, float] = per_run(dict)
+
+    def look_at_evaluation(self, window: Window) -> None:
+        """Store the parameters of models that are evaluated, and of all others by then."""
+        at = np.flatnonzero(window.table.parameters)
+        if not len(at) or not window.has("l2"):
+            return
+        norm = window.read("l2", at).astype(np.float64)
+        known = self._latest.known(at)
+        for column, slot in enumerate(at.tolist()):
+            seen = norm[np.isfinite(norm[:, column]), column]
+            if len(seen):
+                self._evaluated[slot] = float(seen[-1])
+            self._by_then[slot] = float(known[column])
 
     def look(self, window: Window) -> None:
         """Store the parameters, and which models are called without gradients."""
@@ -123,7 +147,23 @@ class LaggingCopy(Rule):
                 found = self._lags(scene, copy, model, crossed=crossed)
                 if found is not None:
                     return [self._report(scene, name, other, found)]
+                follows = self._follows(copy, model)
+                if follows is not None:
+                    return [self._report(scene, name, other, follows, evaluated=True)]
         return []
+
+    def _follows(self, copy: Model, model: Model) -> float | None:
+        """Return how far a copy that is evaluated has followed the model, if it is not far."""
+        pairs = [(copy.slots[key], model.slots[key]) for key in copy.slots]
+        if not all(mine in self._evaluated for mine, _ in pairs):
+            return None
+        now = np.array([self._evaluated[mine] for mine, _ in pairs])
+        last = np.array([self._by_then.get(its, np.nan) for _, its in pairs])
+        first = self._start.known(np.array([its for _, its in pairs]))
+        moved, far = np.nansum(np.abs(now - first)), np.nansum(np.abs(last - first))
+        if not far > _MOVED * np.nansum(first) or not 0 < moved < _FOLLOWS * far:
+            return None
+        return float(moved / far)
 
     def _lags(
         self, scene: Scene, copy: Model, model: Model, *, crossed: bool = False
@@ -157,7 +197,9 @@ class LaggingCopy(Rule):
             judged.append(near and abs(deviation * sqrt(3) / bound - 1) < 0.15)
         return bool(judged) and all(judged)
 
-    def _report(self, scene: Scene, name: str, other: str, share: float) -> Finding:
+    def _report(
+        self, scene: Scene, name: str, other: str, share: float, *, evaluated: bool = False
+    ) -> Finding:
         moved = (
             "has not changed, although that model is trained"
             if not share
@@ -167,8 +209,8 @@ class LaggingCopy(Rule):
             scene,
             place=Place(name),
             first_step=0,
-            message=f"After {scene.last_step + 1} steps, {name}, which copies {other} to provide "
-            f"targets, {moved}.",
+            message=f"After {scene.last_step + 1} steps, {name}, which copies {other} to "
+            f"{'be evaluated' if evaluated else 'provide targets'}, {moved}.",
             evidence={"share": share, "steps": scene.last_step + 1},
         )
 
@@ -190,6 +232,8 @@ def _models(scene: Scene) -> dict[str, Model]:
         if not module["path"]:
             name = node
             found[name] = Model(str(module.get("class")))
+        elif module["path"] == _WRAPPED and found[name].kind in _WRAPPERS:
+            found[name].kind = str(module.get("class"))
         if name not in found:
             continue
         model = found[name]
@@ -199,8 +243,13 @@ def _models(scene: Scene) -> dict[str, Model]:
             model.frozen = model.frozen and not facts.get("trainable", True)
             slot = slots.get((node, key))
             if slot is not None:
-                model.slots[str(module["path"]), key] = slot
+                model.slots[_inner(str(module["path"])), key] = slot
     return found
+
+
+def _inner(path: str) -> str:
+    """Return the path of a module within the model that a wrapper contains."""
+    return path.removeprefix(_WRAPPED).removeprefix(".")
 
 
 def _are_crossed(scene: Scene, copy: Model, model: Model) -> bool:
