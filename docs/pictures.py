@@ -36,7 +36,7 @@ RUNS = {  # name: script and its arguments
     "tutorial/with-bug": ("tutorial",),
     "tutorial/without-bug": ("tutorial", "model.activation_on_last_layer=false"),
     "watermark/marked": ("watermark",),
-    "characters/gpt": ("characters", "steps=600", "+comgra.values.max_elements=16384"),
+    "characters/gpt": ("characters", "steps=600"),
 }
 
 Address = dict[str, str | int | list[str]]

@@ -487,12 +487,12 @@ class SlotPlots:
 
         The quantiles are estimated from the histograms by linear interpolation within a bin.
         """
-        steps, counts, ranges = self._slot.histograms(type=type)
+        steps, counts, edges = self._slot.histograms(type=type)
         shares = cumulative(counts)
-        known = np.isfinite(ranges).all(axis=1) & ~np.isnan(shares[:, -1])
+        known = np.isfinite(edges).all(axis=1) & ~np.isnan(shares[:, -1])
         found = np.full((len(steps), len(QUANTILES)), np.nan)
         for column, q in enumerate(QUANTILES):
-            found[known, column] = quantile(shares[known], ranges[known], q)
+            found[known, column] = quantile(shares[known], edges[known], q)
         table = pd.DataFrame(found, columns=["p5", "p25", "p50", "p75", "p95"])
         table.insert(0, "step", steps)
         bands = [

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.bins import edges_of
 from comgra_decl.records import AGGREGATES
 
 from .content import Content
@@ -41,7 +42,8 @@ def forms(content: Content) -> list[Form]:
         found.append(Form("samples", shape, "float32", ("record", "slot", "sample", "statistic")))
     if bins := run.bins:
         found.append(Form("histogram_counts", (*both, bins), "uint32", ("record", "slot", "bin")))
-        found.append(Form("histogram_ranges", (*both, 2), "float32", ("record", "slot", "end")))
+        edges = (*both, bins + 1)
+        found.append(Form("histogram_edges", edges, "float32", ("record", "slot", "edge")))
     return found
 
 
@@ -58,7 +60,10 @@ def pieces(content: Content) -> Iterator[tuple[str, int, NDArray[Any]]]:
         if known:
             counts = np.stack([pair[0] for pair in known], axis=1).astype(np.uint32)
             yield "histogram_counts", first, counts
-            yield "histogram_ranges", first, np.stack([pair[1] for pair in known], axis=1)
+            ranges = np.stack([pair[1] for pair in known], axis=1)
+            low, high = np.moveaxis(ranges, -1, 0)
+            edges = edges_of(low, high, counts.shape[-1], content.run.spacing)
+            yield "histogram_edges", first, edges.astype(np.float32)
         first += len(chunk.records)
 
 

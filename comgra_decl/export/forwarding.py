@@ -38,7 +38,7 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
         UnknownNameError: a selected statistic is not stored.
     """
     run = content.run
-    feed = Feed(sink, content.selection, statistics=content.statistics)
+    feed = Feed(sink, content.selection, statistics=content.statistics, spacing=run.spacing)
     shown = {*content.ids.tolist()}
     feed.see(slot for slot in run.arrays.slots if slot.id in shown)
     sink.begin(about(run, content.statistics))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.bins import edges_of
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import SlotInfo
 from comgra_decl.store.parts import Part
@@ -52,13 +53,13 @@ def histogram(
         raise UnknownNameError(f"{named(slot)} was not recorded at step {step}.")
     counts = view.row("hist", record, slot.id)
     _, low, high = _facts(snapshot, record, slot)
-    return counts.astype(np.int64), np.linspace(low, high, len(counts) + 1)
+    return counts.astype(np.int64), edges_of(low, high, len(counts), view.meta.spacing)
 
 
 def histograms(
     snapshot: Snapshot, slot: SlotInfo, type_: str | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-    """Return the steps, counts and ranges of all undamaged records that contain the slot."""
+    """Return the steps, counts and edges of all undamaged records that contain the slot."""
     _check_bins(snapshot)
     view, names = snapshot.view, snapshot.view.meta.columns
     records = snapshot.records(type_)
@@ -70,7 +71,9 @@ def histograms(
     if lost is not None:  # these are fill values, not counts
         records = records[~lost[records]]
     ranges, counts = ranges[records], counts[records]
-    return snapshot.steps[records], counts.astype(np.int64), ranges.astype(np.float64)
+    low, high = ranges.T
+    edges = edges_of(low, high, counts.shape[1], view.meta.spacing)
+    return snapshot.steps[records], counts.astype(np.int64), edges
 
 
 def _facts(snapshot: Snapshot, record: int, slot: SlotInfo) -> NDArray[np.float64]:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from comgra_decl.bins import Spacing
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.pictures import layouts
 from comgra_decl.pictures.cloud import Basis
@@ -123,6 +124,11 @@ class Run(RunFacts):
     def bins(self) -> int | None:
         """Number of bins of a histogram; None if the run has no histograms."""
         return self._reader.meta.bins
+
+    @property
+    def spacing(self) -> Spacing:
+        """How the bins of histograms lie between their ends: "signed_log" or "linear"."""
+        return self._reader.meta.spacing
 
     def kpis(self, *, automatic: bool = False) -> pd.DataFrame:
         """Return the metrics of all steps, recorded or not, one row per value.

@@ -239,7 +239,7 @@ class Slot:
     def histograms(
         self, *, type: str | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Return steps [k], counts [k, bins] and ranges [k, 2] of all recorded histograms."""
+        """Return steps [k], counts [k, bins] and edges [k, bins + 1] of all recorded histograms."""
         return distributions.histograms(self._snapshot, self._info, type)
 
     @property

@@ -466,6 +466,7 @@ class Session:
             statistics=spec.statistics,
             sample_count=spec.samples.count,
             bins=None if spec.histogram is None else spec.histogram.bins,
+            spacing="linear" if spec.histogram is None else spec.histogram.spacing,
             spec=stored_spec(spec).model_dump(mode="json"),
             config=self._context.config,
             facts=facts,
@@ -536,6 +537,7 @@ class Session:
                 selection=selection_of(sink.options),
                 slots=[] if self._past is None else self._past.slots,
                 artifact=getattr(sink.options, "artifact", False),
+                spacing=meta.spacing,
                 begun=self._finish_before_tools,
             )
             for sink in self._spec.sinks
@@ -742,7 +744,7 @@ class Reduction:
             statistics=spec.statistics,
             extra=self._extra,
             sample_count=spec.samples.count,
-            bins=None if spec.histogram is None else spec.histogram.bins,
+            bins=None if spec.histogram is None else (spec.histogram.bins, spec.histogram.spacing),
         )
 
     def look(self, steps: list[RawStep], statistics: tuple[str, ...]) -> list[StepBatch]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.bins import Spacing, edges_of
 from comgra_decl.errors import SelectionError
 from comgra_decl.pictures.tiles import tiled
 from comgra_decl.records import AGGREGATES, AUTOMATIC, SHOWN, Note, SlotInfo, SlotKey
@@ -59,10 +60,18 @@ class Feed:
         UnknownNameError: a selected statistic is not stored.
     """
 
-    def __init__(self, sink: Sink, selection: Selection, *, statistics: Sequence[str]) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        selection: Selection,
+        *,
+        statistics: Sequence[str],
+        spacing: Spacing = "linear",
+    ) -> None:
         self._sink = sink
         self._selection = selection
         self._statistics = list(statistics)
+        self._spacing = spacing
         self._columns = selection.columns(self._statistics)
         self._all: list[SlotInfo] = []
         self._chosen: dict[int, SlotKey] = {}
@@ -130,7 +139,7 @@ class Feed:
             if np.isnan(low) or np.isnan(high) or not counts.any():
                 continue
             name = naming.of_tensor(key, records.types[row])
-            edges = np.linspace(low, high, len(counts) + 1)
+            edges = edges_of(low, high, len(counts), self._spacing)
             self._sink.histogram(records.moments[row], name, counts, edges)
 
     def pictures(self, at: Moment, values: Mapping[int, NDArray[Any]]) -> None:

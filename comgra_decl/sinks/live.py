@@ -19,6 +19,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from comgra_decl.bins import Spacing
 from comgra_decl.errors import SelectionError
 from comgra_decl.records import AUTOMATIC, ScalarBatch, SlotInfo, StepBatch
 from comgra_decl.store.copying import copy_run
@@ -63,6 +64,7 @@ class LiveSink:
         slots: Sequence[SlotInfo] = (),
         queue_bytes: int = _QUEUE_BYTES,
         artifact: bool = False,
+        spacing: Spacing = "linear",
         begun: Callable[[], None] = lambda: None,
     ) -> None:
         """Start the thread.
@@ -75,9 +77,11 @@ class LiveSink:
             slots: slots of a resumed run.
             queue_bytes: largest size of what waits for the sink.
             artifact: whether the tool receives a copy of the run when it has ended.
+            spacing: of the bins of histograms.
             begun: called on the thread when the tool has created its run.
         """
         self.name = name
+        self._spacing = spacing
         self._link: dict[str, str] | None = None
         self._begun = threading.Event()  # or never will
         self._make = make
@@ -196,7 +200,12 @@ class LiveSink:
             if not self._expected():
                 return
             sink = self._make()
-            feed = Feed(sink, self._selection, statistics=self._about.statistics)
+            feed = Feed(
+                sink,
+                self._selection,
+                statistics=self._about.statistics,
+                spacing=self._spacing,
+            )
             sink.begin(self._about)
             self._link = sink.link
             self._on_begun()

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from comgra_decl.bins import Spacing
 from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]")
@@ -89,7 +90,13 @@ class HistogramSpec(SpecModel):
     """Histograms of all recorded tensors."""
 
     bins: Annotated[Int, Field(ge=2, le=4096)] = 64
-    """Number of bins of equal width between the smallest and the largest finite element counted."""
+    """Number of bins between the smallest and the largest finite element counted."""
+
+    spacing: Spacing = "signed_log"
+    """`signed_log`: bins that are finer near zero, which resolve gradients even if a few are a
+    hundred times larger than the others. `linear`: bins of equal width. Bins are of equal width in
+    either case if both ends are whole numbers, or if all values are far from zero relative to their
+    range."""
 
     elements: Annotated[Int, Field(ge=2)] = 4096
     """Approximate maximum number of elements to count. They are spread evenly over the tensor."""

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.bins import Spacing
 from comgra_decl.records import AGGREGATES, RAW_STATISTICS, Layout, RawStep, StepBatch
 from comgra_decl.stats.histogram import Counter
 from comgra_decl.stats.statistics import FORMULAS, Floats, aggregate, row_statistics
@@ -24,7 +25,7 @@ def finalise(
     *,
     statistics: tuple[str, ...],
     sample_count: int,
-    bins: int | None,
+    bins: tuple[int, Spacing] | None,
     extra: tuple[str, ...] = (),
 ) -> list[StepBatch]:
     """Return the batches to store, one for each series of steps with the same layout object.
@@ -36,7 +37,7 @@ def finalise(
         statistics: names in stored order: those with a formula (module `statistics`), then `extra`.
         sample_count: number of samples recorded individually, which are the first in the batch. A
             tensor without a batch dimension is a single sample 0.
-        bins: histogram bins, or None for no histograms.
+        bins: histogram bins and their spacing, or None for no histograms.
         extra: names of the columns of `RawStep.extra`; NaN for steps without them.
     """
     batches = []
@@ -59,7 +60,7 @@ def _batch(
     steps: list[RawStep],
     names: tuple[tuple[str, ...], tuple[str, ...]],
     sample_count: int,
-    bins: int | None,
+    bins: tuple[int, Spacing] | None,
 ) -> StepBatch:
     plan = _plan(layout)
     chosen = _chosen(steps, sample_count)
@@ -113,7 +114,7 @@ class _Plan:
             span = slice(starts[tensor], starts[tensor] + rows[tensor])
             self._owner[span] = i
             self._elements[span] = layout.elements[tensor]
-        self._counters: dict[int, tuple[NDArray[np.int64], Counter]] = {}
+        self._counters: dict[tuple[int, Spacing], tuple[NDArray[np.int64], Counter]] = {}
 
     def reduce(
         self,
@@ -199,7 +200,7 @@ class _Plan:
             np.copyto(samples[i], picked, where=has[..., None], casting="same_kind")
 
     def count(
-        self, steps: list[RawStep], bins: int | None
+        self, steps: list[RawStep], bins: tuple[int, Spacing] | None
     ) -> tuple[NDArray[np.uint32] | None, NDArray[np.float32] | None]:
         """Return counts [k, n, bins] and ranges [k, n, 2]; None without histograms."""
         starts = steps[0].histogram_starts
@@ -208,7 +209,7 @@ class _Plan:
             return None, None
         known, counter = self._counters.get(bins, (None, None))
         if counter is None or known is not starts:
-            counter = Counter(starts, bins)
+            counter = Counter(starts, *bins)
             self._counters[bins] = starts, counter
         counts, ranges = counter(values)
         return counts.take(self.tensors, axis=1), ranges.take(self.tensors, axis=1)

@@ -15,6 +15,7 @@ from string import Template
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.bins import STEEPNESS, Spacing, bends
 from comgra_decl.stats.kernel import address_of, constant
 
 Samples = NDArray[np.float32]
@@ -27,23 +28,25 @@ _PIECE = 1 << 17  # elements binned at a time, so that intermediates stay in cac
 class Counter:
     """Histograms of the tensors in one layout.
 
-    The bins of a tensor are equally wide, between the lowest and the highest finite element *of the
-    sample*. The last bin includes its upper edge. Elements at other edges fall on either side,
-    depending on float32 rounding. Only sampled elements are counted, and the counts add up to the
-    number of finite ones. If all finite elements are equal, both edges are that value, and the
-    first bin counts all of them. If there are no finite elements, the edges are NaN and all counts
-    are 0.
+    The bins of a tensor lie between the lowest and the highest finite element *of the sample*; see
+    `comgra_decl.bins` for their edges. The last bin includes its upper edge. Elements at other
+    edges fall on either side, depending on float32 rounding. Only sampled elements are counted, and
+    the counts add up to the number of finite ones. If all finite elements are equal, both edges are
+    that value, and the first bin counts all of them. If there are no finite elements, the edges are
+    NaN and all counts are 0.
 
     Args:
         starts: int64 [tensors + 1]; the elements of tensor i are `starts[i]:starts[i + 1]` of a
             step's sample.
         bins: number of bins.
+        spacing: their spacing.
     """
 
-    def __init__(self, starts: NDArray[np.int64], bins: int) -> None:
+    def __init__(self, starts: NDArray[np.int64], bins: int, spacing: Spacing = "linear") -> None:
         self._starts = starts
         self._bins = bins
-        sizes = np.diff(starts)
+        self._spacing = spacing
+        self._sizes = sizes = np.diff(starts)
         self._filled = np.flatnonzero(sizes)
         self._first = starts[self._filled].astype(np.intp)
         cuts = np.flatnonzero(np.diff(sizes[self._filled])) + 1
@@ -59,7 +62,32 @@ class Counter:
             samples: per step, the concatenated elements of all tensors.
         """
         kernel = histogram_kernel()
+        if self._spacing == "linear":
+            return self._count_evenly(kernel, samples)
+        bent, ranges = zip(*map(self._bend, samples), strict=True)
+        return self._count_evenly(kernel, [*bent])[0], np.stack(ranges)
+
+    def _count_evenly(
+        self, kernel: _Kernel | None, samples: list[Samples]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
         return self.by_numpy(samples) if kernel is None else self.by_kernel(kernel, samples)
+
+    def _bend(self, sample: Samples) -> tuple[Samples, Samples]:
+        """Return a step's elements, transformed so that their bins are equally wide, and ranges."""
+        ranges = np.full((len(self._sizes), 2), np.nan, np.float32)
+        if not self._runs:
+            return sample, ranges
+        ranges[self._filled] = self._edges(sample[None])[0][0]
+        low, high = ranges[:, 0], ranges[:, 1]
+        curved = bends(low, high, self._spacing)
+        if not curved.any():
+            return sample, ranges
+        with np.errstate(all="ignore"):
+            largest = np.maximum(np.abs(low), np.abs(high)).astype(np.float64)
+            scale = np.where(curved, STEEPNESS / largest, 1.0).astype(np.float32)
+            bent = sample * np.repeat(scale, self._sizes)
+            np.arcsinh(bent, out=bent, where=np.repeat(curved, self._sizes))
+        return bent, ranges
 
     def by_kernel(
         self, kernel: _Kernel, samples: list[Samples]

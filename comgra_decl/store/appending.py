@@ -93,6 +93,7 @@ def _refuse_another_form(reader: Reader, meta: RunMeta) -> None:
         "stats": (list(before.statistics), list(meta.statistics)),
         "samples.count": (before.sample_count, meta.sample_count),
         "histogram.bins": (before.bins, meta.bins),
+        "histogram.spacing": (before.spacing, meta.spacing),
         "histogram.elements": (before.counts_dtype, meta.counts_dtype),
     }
     changed = [

@@ -22,7 +22,7 @@ from typing import Any
 
 DATABASE = "trace.ocdbt"
 FORMAT = "comgra-decl-run"
-VERSION = 4
+VERSION = 5
 MIN_READER = 2
 """Oldest format version that can be read."""
 
@@ -31,6 +31,9 @@ BOUND_SINCE = 3
 
 SHAPES_SINCE = 4
 """First version in which records store changed tensor shapes."""
+
+SPACED_SINCE = 5
+"""First version in which bins need not be equally wide."""
 
 RUN_KEY = "meta/run.json"
 SESSION_KEY = "meta/run.{}.json"

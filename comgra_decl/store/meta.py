@@ -13,10 +13,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from comgra_decl.bins import Spacing
 from comgra_decl.errors import DamagedRunError, FormatError
 from comgra_decl.records import AGGREGATES
 
-from .layout import BOUND_SINCE, FORMAT, MIN_READER, VERSION
+from .layout import BOUND_SINCE, FORMAT, MIN_READER, SHAPES_SINCE, SPACED_SINCE, VERSION
 from .plausible import check_meta
 
 
@@ -40,6 +41,7 @@ class RunMeta:
     started: float
     uuid: str = field(default_factory=lambda: uuid.uuid4().hex)
     writer: dict[str, Any] = field(default_factory=dict)
+    spacing: Spacing = "linear"
     counts_rows: bool = True
     bound: bool = True
     tells_shapes: bool = True
@@ -76,6 +78,7 @@ class RunMeta:
             "columns": self.columns,
             "sample_count": self.sample_count,
             "bins": self.bins,
+            **({} if self.spacing == "linear" else {"spacing": self.spacing}),
             "spec": self.spec,
             "config": self.config,
             "facts": self.facts,
@@ -98,6 +101,7 @@ class RunMeta:
                 started=float(document["started"]),
                 uuid=str(document["uuid"]),
                 writer=dict(document["writer"]),
+                spacing=document.get("spacing", "linear"),
                 counts_rows="rows" in document.get("columns", ()),
                 bound=document["version"] >= BOUND_SINCE,
                 tells_shapes="shape" in document.get("columns", ()),
@@ -110,7 +114,8 @@ class RunMeta:
 
 def versions(meta: RunMeta) -> dict[str, int]:
     """Return the format version of a document, and the version needed to read it."""
-    number = VERSION if meta.tells_shapes else BOUND_SINCE if meta.bound else BOUND_SINCE - 1
+    number = SHAPES_SINCE if meta.tells_shapes else BOUND_SINCE if meta.bound else BOUND_SINCE - 1
+    number = number if meta.spacing == "linear" else SPACED_SINCE
     return {"version": number, "min_reader": number}
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.bins import SPACINGS
 from comgra_decl.records import AXIS_NAME, ENDED, SlotInfo
 
 from .layout import (
@@ -104,6 +105,8 @@ def check_meta(meta: RunMeta) -> None:
     if len(names) > _STATISTICS or len({*names}) != len(names):
         raise ValueError(f"{len(names)} statistics have {len({*names})} different names")
     _whole(meta.sample_count, "sample_count", _SAMPLES)
+    if meta.spacing not in SPACINGS:
+        raise ValueError(f"'spacing' is {meta.spacing!r}, not one of {SPACINGS}")
     if meta.bins is not None and not 1 <= meta.bins <= _BINS:
         raise ValueError(f"'bins' is {meta.bins}, not between 1 and {_BINS}")
     if not _EARLIEST < meta.started < _LATEST:

@@ -189,7 +189,7 @@ def check_arrays(run: Run, arrays: Any, attributes: dict[str, Any], ids: list[in
         at_records = [int(train[steps[train].tolist().index(step)]) for step in found]
         assert np.array_equal(arrays["histogram_counts"][:][at_records, at], counts)
         assert np.array_equal(
-            arrays["histogram_ranges"][:][at_records, at], ranges.astype(np.float32)
+            arrays["histogram_edges"][:][at_records, at], ranges.astype(np.float32)
         )
 
 

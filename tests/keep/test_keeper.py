@@ -85,7 +85,7 @@ def training(scheduled: set[int], wild: set[int]) -> list[RawStep]:
 
 def kept(steps: list[RawStep], cuts: list[int], **spec: Any) -> tuple[list[StepBatch], list[Note]]:
     notes: list[Note] = []
-    whole = partial(finalise, statistics=STATISTICS, sample_count=2, bins=4)
+    whole = partial(finalise, statistics=STATISTICS, sample_count=2, bins=(4, "linear"))
     keeper = Keeper(
         KeepSpec(when=["nonfinite"], **spec),
         finalise=whole,
@@ -116,7 +116,7 @@ def test_what_is_stored_is_what_finalising_everything_gives(
     for batch in batches:
         for i, info in enumerate(batch.steps):
             raw = plain[info.step]
-            (alone,) = finalise([raw], statistics=STATISTICS, sample_count=2, bins=4)
+            (alone,) = finalise([raw], statistics=STATISTICS, sample_count=2, bins=(4, "linear"))
             assert_array_equal(batch.slots, alone.slots)
             assert_array_equal(batch.aggregates[i], alone.aggregates[0])
             assert_array_equal(batch.samples[i], alone.samples[0])

@@ -66,7 +66,12 @@ def raw_step(reduced: Reduced, layout: Layout | None = None, step: int = 0) -> R
 
 def batch_of(reduced: Reduced, *, samples: int = 4, bins: int | None = None) -> StepBatch:
     """Returns what is stored for one step."""
-    (batch,) = finalise([raw_step(reduced)], statistics=STATISTICS, sample_count=samples, bins=bins)
+    (batch,) = finalise(
+        [raw_step(reduced)],
+        statistics=STATISTICS,
+        sample_count=samples,
+        bins=None if bins is None else (bins, "linear"),
+    )
     return batch
 
 

@@ -23,7 +23,7 @@ from comgra_decl.stats import Reducer, finalise
 from .oracle import over_batch, rows_of, statistics_of
 from .recording import layout_of, raw_step, reduce, reducer
 
-OPTIONS: dict[str, Any] = {"statistics": STATISTICS, "sample_count": 3, "bins": 8}
+OPTIONS: dict[str, Any] = {"statistics": STATISTICS, "sample_count": 3, "bins": (8, "linear")}
 
 
 def tensors(seed: int) -> list[tuple[torch.Tensor, int | None]]:

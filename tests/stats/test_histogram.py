@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
+from comgra_decl.bins import SPACINGS, bends, edges_of, fractions_of
 from comgra_decl.stats import histogram
 from comgra_decl.stats.histogram import Counter, histogram_kernel
 from comgra_decl.stats.sampling import sample_stride
@@ -193,3 +194,60 @@ def test_without_histograms_there_are_none() -> None:
     batch = batch_of(reduced, bins=None)
     assert batch.counts is None
     assert batch.ranges is None
+
+
+# -- bins that are finer near zero -----------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(data=st.data(), bins=st.integers(2, 130), seed=st.integers(0, 2**32 - 1))
+def test_finer_bins_count_what_numpy_counts_between_their_edges(
+    data: st.DataObject, bins: int, seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    parts: list[NDArray[np.float32]] = []
+    for size in data.draw(st.lists(st.integers(0, 100), min_size=1, max_size=6)):
+        part = generator.standard_t(2, size) * data.draw(SCALES) + data.draw(
+            st.sampled_from([0.0, 0.0, 3.0, 1000.0])
+        )
+        part[generator.random(size) < 0.05] = np.nan
+        with np.errstate(over="ignore"):
+            parts.append(part.astype(np.float32))
+    starts = np.cumsum([0, *[part.size for part in parts]])
+    counts, ranges = Counter(starts, bins, "signed_log")([np.concatenate(parts)])
+    even, same = Counter(starts, bins)([np.concatenate(parts)])
+    np.testing.assert_array_equal(ranges, same)
+    for i, values in enumerate(parts):
+        finite = values[np.isfinite(values)].astype(np.float64)
+        low, high = ranges[0, i].tolist()
+        edges = edges_of(low, high, bins, "signed_log")
+        assert counts[0, i].sum() == finite.size
+        if not bends(low, high, "signed_log"):
+            np.testing.assert_array_equal(counts[0, i], even[0, i])
+            continue
+        place = fractions_of(finite, low, high, "signed_log") * bins
+        sure = np.abs(place - np.rint(place)) > 1e-3  # rounding decides at edges
+        want = np.histogram(finite, edges)[0]
+        assert np.abs(counts[0, i].astype(int) - want).sum() <= 2 * (~sure).sum()
+
+
+def test_gradients_with_a_long_tail_fill_many_bins() -> None:
+    generator = np.random.default_rng(0)
+    values = (generator.standard_normal(4000) * generator.lognormal(0, 2, 4000)).astype(np.float32)
+    starts = np.array([0, len(values)])
+    filled = {
+        spacing: int((Counter(starts, 64, spacing)([values])[0] > 20).sum()) for spacing in SPACINGS
+    }
+    assert filled["signed_log"] > 30 > 5 * filled["linear"]
+
+
+def test_quartiles_from_finer_bins_are_close_to_those_of_the_values() -> None:
+    generator = np.random.default_rng(1)
+    values = (generator.standard_normal(4000) * generator.lognormal(0, 2, 4000)).astype(np.float32)
+    counts, ranges = Counter(np.array([0, 4000]), 64, "signed_log")([values])
+    low, high = ranges[0, 0].tolist()
+    edges = edges_of(low, high, 64, "signed_log")
+    below = np.concatenate([[0.0], np.cumsum(counts[0, 0]) / 4000])
+    for q in (0.05, 0.25, 0.5, 0.75, 0.95):
+        found, true = np.interp(q, below, edges), np.quantile(values, q)
+        assert abs(found - true) < 0.1 * abs(true) + 0.02

@@ -79,40 +79,40 @@ def _distribution(view: RunView, slot: Slot, at: Selection, within: Window | Non
     steps = view.steps(at.type)  # a step without a record of this tensor is a gap
     rows = np.searchsorted(steps, recorded[known])
     counts = np.zeros((len(steps), found.shape[1]), found.dtype)
-    ranges = np.full((len(steps), 2), np.nan)
-    counts[rows], ranges[rows] = found[known], spans[known]
+    edges = np.full((len(steps), found.shape[1] + 1), np.nan)
+    counts[rows], edges[rows] = found[known], spans[known]
     first = int(rows[0])
-    return picture(steps[first:], counts[first:], ranges[first:], within=within)
+    return picture(steps[first:], counts[first:], edges[first:], within=within)
 
 
 def picture(
-    steps: Steps, counts: NDArray[np.uint32], ranges: Floats, *, within: Window | None = None
+    steps: Steps, counts: NDArray[np.uint32], edges: Floats, *, within: Window | None = None
 ) -> Distribution:
-    """Return the image of histograms `counts` [k, bins] with edges `ranges` [k, 2]."""
+    """Return the image of histograms `counts` [k, bins] with `edges` [k, bins + 1]."""
     shares = cumulative(counts)
-    y0, y1 = shown_range(shares, ranges)
+    y0, y1 = shown_range(shares, edges)
     x0, x1, chosen = columns(steps, within, most=COLUMNS)
-    edges = np.linspace(y0, y1, ROWS + 1)
+    rows = np.linspace(y0, y1, ROWS + 1)
     image = np.full((ROWS, len(chosen)), np.nan)
     filled = ~np.isnan(shares[chosen, -1])
     records, place = np.unique(chosen[filled], return_inverse=True)
-    image[:, filled] = _densities(edges, shares[records], ranges[records])[place].T
+    image[:, filled] = _densities(rows, shares[records], edges[records])[place].T
     # no column begins at the last record, but a line ends there
     ones = np.unique(np.append(chosen, np.searchsorted(steps, x1, side="right") - 1))
-    quartiles = np.array([quantile(shares[ones], ranges[ones], q) for q in QUARTILES])
-    ends = np.where(np.isnan(quartiles[1])[:, None], np.nan, ranges[ones])
+    quartiles = np.array([quantile(shares[ones], edges[ones], q) for q in QUARTILES])
+    ends = np.where(np.isnan(quartiles[1])[:, None], np.nan, edges[ones][:, [0, -1]])
     return Distribution(image, x0, x1, y0, y1, steps[ones], quartiles, ends[:, 0], ends[:, 1])
 
 
-def shown_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
+def shown_range(shares: Floats, edges: Floats) -> tuple[float, float]:
     """Return the range of all values, or of nearly all if a few are very far away.
 
     Args:
         shares: cumulative shares [k, bins].
-        ranges: smallest and largest value of each record [k, 2]; NaN without a record.
+        edges: edges of the bins of each record [k, bins + 1]; NaN without a record.
     """
-    near = robust_range(shares, ranges)
-    ends = ranges[~np.isnan(shares[:, -1])]
+    near = robust_range(shares, edges)
+    ends = edges[~np.isnan(shares[:, -1])]
     low, high = float(ends.min()), float(ends.max())
     if high - low > _WHOLE * (near[1] - near[0]):
         return near
@@ -120,7 +120,7 @@ def shown_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
     return min(low, near[0]) - air, max(high, near[1]) + air
 
 
-def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
+def robust_range(shares: Floats, edges: Floats) -> tuple[float, float]:
     """Return a value range that contains nearly all values of nearly all records.
 
     `shares` [k, bins] are cumulative shares. Computes outer quantiles within each record, and then
@@ -128,7 +128,7 @@ def robust_range(shares: Floats, ranges: Floats) -> tuple[float, float]:
     determine the range.
     """
     known = ~np.isnan(shares[:, 0])
-    lows, highs = (quantile(shares[known], ranges[known], q) for q in (_TAIL, 1 - _TAIL))
+    lows, highs = (quantile(shares[known], edges[known], q) for q in (_TAIL, 1 - _TAIL))
     low, high = float(np.quantile(lows, _ODD)), float(np.quantile(highs, 1 - _ODD))
     if not high > low:
         air = abs(low) * 0.1 or 1.0
@@ -144,33 +144,32 @@ def cumulative(counts: NDArray[np.integer[Any]]) -> Floats:
     return shares
 
 
-def quantile(shares: Floats, ranges: Floats, q: float) -> Floats:
+def quantile(shares: Floats, edges: Floats, q: float) -> Floats:
     """Return each record's `q` quantile, [k], interpolated linearly within a bin; NaN if none."""
     at = np.pad(shares, ((0, 0), (1, 0)))
     bin_ = np.minimum((at <= q).sum(axis=1), shares.shape[1]) - 1
     below, above = (np.take_along_axis(at, (bin_ + i)[:, None], axis=1)[:, 0] for i in (0, 1))
     inside = np.divide(q - below, above - below, out=np.zeros(len(at)), where=above > below)
-    place = (bin_ + inside) / shares.shape[1]
-    values: Floats = ranges[:, 0] + place * (ranges[:, 1] - ranges[:, 0])
+    start, end = (np.take_along_axis(edges, (bin_ + i)[:, None], axis=1)[:, 0] for i in (0, 1))
+    values: Floats = start + inside * (end - start)
     return np.where(np.isnan(shares[:, -1]), np.nan, values)
 
 
-def _densities(edges: Floats, shares: Floats, spans: Floats) -> Floats:
-    """Return the square root of each record's share between consecutive `edges`, [k, rows].
+def _densities(rows: Floats, shares: Floats, edges: Floats) -> Floats:
+    """Return the square root of each record's share between consecutive `rows`, [k, rows].
 
-    Each record is scaled to a maximum of 1. All records are computed together, because a loop over
-    records took up most of the time needed to show another node.
+    Each record is scaled to a maximum of 1.
     """
-    bins = shares.shape[1]
-    low, high = spans[:, :1], spans[:, 1:]
-    alone = ~(high > low)  # all values are equal
-    half = (edges[1] - edges[0]) / 2
-    low, high = np.where(alone, low - half, low), np.where(alone, high + half, high)
-    place = np.clip((edges - low) / (high - low) * bins, 0, bins)
-    bin_ = np.minimum(place.astype(np.int64), bins - 1)
+    half = (rows[1] - rows[0]) / 2
     at = np.pad(shares, ((0, 0), (1, 0)))
-    below, above = (np.take_along_axis(at, bin_ + i, axis=1) for i in (0, 1))
-    part = np.diff(below + (place - bin_) * (above - below), axis=1)
+    below = np.empty((len(edges), len(rows)))
+    for record, (mine, its) in enumerate(zip(edges, at, strict=True)):
+        if mine[-1] > mine[0]:
+            below[record] = np.interp(rows, mine, its)
+        else:  # all values are equal
+            near = np.linspace(mine[0] - half, mine[0] + half, len(its))
+            below[record] = np.interp(rows, near, its)
+    part = np.diff(below, axis=1)
     largest = part.max(axis=1, keepdims=True, initial=0)
     density: Floats = np.sqrt(np.divide(part, largest, out=np.zeros_like(part), where=largest > 0))
     return density

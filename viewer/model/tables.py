@@ -83,16 +83,18 @@ def trials_csv(
 
 
 def distribution_csv(view: RunView, slot: Slot | None, at: Selection) -> bytes:
-    """Return one line per record with the histogram's range and the count of each bin."""
+    """Return one line per bin of each record: its edges and its count."""
+    header = ["step", "low", "high", "count"]
     if slot is None:
-        return written(["step", "low", "high"], [])
-    steps, counts, ranges = view.histograms(slot, at.type)
+        return written(header, [])
+    steps, counts, edges = view.histograms(slot, at.type)
     lines = (
-        [str(step), *map(_text, span), *map(str, line)]
-        for step, span, line in zip(steps.tolist(), ranges.tolist(), counts.tolist(), strict=True)
-        if all(map(math.isfinite, span))
+        [str(step), _text(low), _text(high), str(count)]
+        for step, ends, line in zip(steps.tolist(), edges.tolist(), counts.tolist(), strict=True)
+        if all(map(math.isfinite, ends))
+        for low, high, count in zip(ends, ends[1:], line, strict=False)
     )
-    return written(["step", "low", "high", *(f"bin {i}" for i in range(counts.shape[1]))], lines)
+    return written(header, lines)
 
 
 def values_csv(tensor: Tensor) -> bytes:

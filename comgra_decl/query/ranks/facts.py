@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.bins import Spacing
 from comgra_decl.records import Note, SlotInfo
 from comgra_decl.store.dense import MISSING
 from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
@@ -243,7 +244,7 @@ def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
 
 
 def join_counts(
-    tables: Reading, statistics: Reading, joints: NDArray[np.int64]
+    tables: Reading, statistics: Reading, joints: NDArray[np.int64], spacing: Spacing
 ) -> tuple[NDArray[np.int64], Lost]:
     """Add histograms [..., slots, bins]; for copies, take those of the first rank that has any.
 
@@ -251,6 +252,7 @@ def join_counts(
         tables: counts [ranks, ..., slots, bins].
         statistics: [ranks, ..., slots, columns], whose last two columns are the ranges.
         joints: how the slots are joined.
+        spacing: how the bins lie between the ends of a histogram.
 
     Returns:
         The counts, and a mask [..., slots] of the counts that are missing because data from a rank
@@ -261,7 +263,7 @@ def join_counts(
     there = (counts.sum(-1) > 0).argmax(0)
     single = np.take_along_axis(counts, there[None, ..., None], 0)[0]
     copies = joints == Joint.COPIES
-    joined = np.where(copies[:, None], single, join_histograms(counts, low, high))
+    joined = np.where(copies[:, None], single, join_histograms(counts, low, high, spacing))
     parts = [r.lost.any(-1) for r in (tables, statistics[..., -2:]) if r.lost is not None]
     if not parts:
         return joined, None

@@ -32,6 +32,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.bins import Spacing, edges_of, fractions_of
 from comgra_decl.records import SlotInfo
 
 from .readings import Lost
@@ -250,7 +251,9 @@ _FORMULAS: dict[Joint, Callable[[str, Read, NDArray[np.bool_], Floats], Floats]]
 # -- histograms ----------------------------------------------------------------------------------
 
 
-def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> NDArray[np.int64]:
+def join_histograms(
+    counts: NDArray[np.generic], low: Floats, high: Floats, spacing: Spacing = "linear"
+) -> NDArray[np.int64]:
     """Add histograms that have the same number of bins but different ranges.
 
     Each count is spread evenly over its bin and assigned to the bins of the joint range; the
@@ -261,6 +264,7 @@ def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> N
         counts: [ranks, ..., bins].
         low: lowest edges [ranks, ...]; NaN for empty histograms.
         high: highest edges.
+        spacing: how the bins lie between them.
 
     Returns:
         int64 [..., bins], between the lowest and the highest of all edges.
@@ -270,8 +274,8 @@ def join_histograms(counts: NDArray[np.generic], low: Floats, high: Floats) -> N
     np.cumsum(counts, axis=-1, out=below[..., 1:])
     bottom, top = np.fmin.reduce(low), np.fmax.reduce(high)
     with np.errstate(all="ignore"):
-        edges = bottom[..., None] + (top - bottom)[..., None] * (np.arange(bins + 1) / bins)
-        place = (edges - low[..., None]) / (high - low)[..., None] * bins
+        edges = edges_of(bottom, top, bins, spacing)
+        place = fractions_of(edges, low[..., None], high[..., None], spacing) * bins
         # all values at one point: counted below every higher edge, or in the first bin if all
         # coincide
         point = np.where(edges > low[..., None], float(bins), 0.0)

@@ -314,7 +314,7 @@ class JoinedView:
         slots = self.slots[chosen]
         joints = np.array([joining.how_joined(one) for one in slots], np.int64)
         if family == "hist":
-            return facts.join_counts(own, statistics, joints)
+            return facts.join_counts(own, statistics, joints, self.meta.spacing)
         whole = None
         if (joints == joining.Joint.PIECES).any():
             listed = [[m.slot(s.id) for s in slots] for m in self._members]

@@ -158,6 +158,11 @@ def histograms(*centres: float, bins: int = 32) -> tuple[np.ndarray, np.ndarray]
     return np.array(counts), np.array(ranges)
 
 
+def even(ranges: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The edges of bins of equal width."""
+    return np.linspace(ranges[:, 0], ranges[:, 1], counts.shape[1] + 1, axis=1)
+
+
 def test_the_shades_of_a_picture_are_its_values_in_equal_steps() -> None:
     places = np.array([[0.0, 0.5, 0.999, 1.0, np.nan]])
     assert shades(places).tolist() == [[0, SHADES // 2, SHADES - 1, SHADES - 1, 0]]
@@ -168,7 +173,7 @@ def test_the_shades_of_a_picture_are_its_values_in_equal_steps() -> None:
 def test_a_distribution_shows_where_the_values_are() -> None:
     centres = np.linspace(-5, 5, 21)
     counts, ranges = histograms(*centres)
-    drawn = picture(np.arange(21), counts, ranges)
+    drawn = picture(np.arange(21), counts, even(ranges, counts))
     heights = np.linspace(drawn.y0, drawn.y1, len(drawn.image), endpoint=False)
     density = drawn.image**2
     means = (density * heights[:, None]).sum(0) / density.sum(0)
@@ -181,7 +186,7 @@ def test_neither_an_outlier_nor_a_collapse_decides_the_range() -> None:
     counts, ranges = histograms(*[0.0] * 40)
     ranges[5] = [-1e6, 1e6]  # one step with an outlier
     ranges[6] = [0.0, 0.0]  # one step at which all values were equal
-    drawn = picture(np.arange(40), counts, ranges)
+    drawn = picture(np.arange(40), counts, even(ranges, counts))
     assert -6 < drawn.y0 < -1
     assert 1 < drawn.y1 < 6
     assert np.nansum(drawn.image[:, 6] > 0) <= 2
@@ -189,11 +194,11 @@ def test_neither_an_outlier_nor_a_collapse_decides_the_range() -> None:
 
 def test_a_distribution_shows_all_values_unless_a_few_are_far_away() -> None:
     counts, ranges = histograms(*np.linspace(0, 3, 30))
-    drawn = picture(np.arange(30), counts, ranges)
+    drawn = picture(np.arange(30), counts, even(ranges, counts))
     assert drawn.y0 < ranges.min() < ranges.max() < drawn.y1
     assert [len(steps) for steps in drawn.beyond] == [0, 0]
     ranges[5, 1] = 1e6
-    drawn = picture(np.arange(30), counts, ranges)
+    drawn = picture(np.arange(30), counts, even(ranges, counts))
     assert drawn.y1 < 10
     assert 5 in drawn.beyond[1]
 
@@ -201,7 +206,7 @@ def test_a_distribution_shows_all_values_unless_a_few_are_far_away() -> None:
 def test_the_quartiles_of_a_distribution_are_those_of_the_values() -> None:
     counts, ranges = histograms(-2.0, 0.0, 7.0, bins=400)
     counts[1] = 0
-    drawn = picture(np.array([3, 4, 5]), counts, ranges)
+    drawn = picture(np.array([3, 4, 5]), counts, even(ranges, counts))
     assert drawn.steps.tolist() == [3, 4, 5]
     for column, centre in ((0, -2.0), (2, 7.0)):
         found = drawn.quartiles[:, column]
@@ -212,16 +217,16 @@ def test_the_quartiles_of_a_distribution_are_those_of_the_values() -> None:
 
 def test_the_lines_of_a_distribution_end_at_the_last_record() -> None:
     counts, ranges = histograms(*[0.0] * 6)
-    drawn = picture(np.array([0, 1, 2, 10, 100, 1000]), counts, ranges)
+    drawn = picture(np.array([0, 1, 2, 10, 100, 1000]), counts, even(ranges, counts))
     assert drawn.steps[-1] == 1000
-    zoomed = picture(np.arange(6) ** 2, counts, ranges, within=(0, 9))
+    zoomed = picture(np.arange(6) ** 2, counts, even(ranges, counts), within=(0, 9))
     assert zoomed.steps[-1] == 9
 
 
 def test_records_without_a_histogram_stay_empty() -> None:
     counts, ranges = histograms(0.0, 0.0, 0.0)
     counts[1] = 0
-    drawn = picture(np.arange(3), counts, ranges)
+    drawn = picture(np.arange(3), counts, even(ranges, counts))
     assert np.isnan(drawn.image[:, 1]).all()
     assert not np.isnan(drawn.image[:, [0, 2]]).any()
 
@@ -284,7 +289,7 @@ def test_the_picture_is_that_of_interpolating_record_by_record(
     counts[0, 0] += 1
     ranges = np.sort(rng.normal(size=(records, 2)), axis=1)
     ranges[rng.random(records) < 0.1] = 0.5  # all values equal
-    drawn = picture(np.arange(records), counts, ranges)
+    drawn = picture(np.arange(records), counts, even(ranges, counts))
     edges = np.linspace(drawn.y0, drawn.y1, len(drawn.image) + 1)
     for record, (low, high) in enumerate(ranges):
         column = drawn.image[:, record]

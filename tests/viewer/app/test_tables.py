@@ -89,10 +89,12 @@ def test_one_sample_comes_with_the_mean_of_its_batch(view: RunView) -> None:
 def test_a_distribution_is_the_recorded_counts(view: RunView) -> None:
     where = at(view, node="embed")
     got = table(distribution_csv(view, chosen(view, where), where))
-    steps, counts, ranges = view.run.slot("embed").histograms()
-    assert got["step"].tolist() == steps.tolist()
-    np.testing.assert_array_equal(got.filter(like="bin"), counts)
-    np.testing.assert_array_equal(got[["low", "high"]], ranges)
+    steps, counts, edges = view.run.slot("embed").histograms()
+    bins = counts.shape[1]
+    assert got["step"].tolist() == np.repeat(steps, bins).tolist()
+    np.testing.assert_array_equal(got["count"], counts.ravel())
+    np.testing.assert_array_equal(got["low"], edges[:, :-1].ravel())
+    np.testing.assert_array_equal(got["high"], edges[:, 1:].ravel())
 
 
 @pytest.mark.parametrize("sample", [None, 1])

@@ -1,0 +1,217 @@
+"""Contact sheets of the viewer: every section for five networks, in both themes and three sizes.
+
+    python -m docs.sheets              # all; needs timm and transformers
+    python -m docs.sheets unet gpt2    # some networks
+
+Each sheet, `docs/images/sheets/NETWORK-THEME.png`, has a row per section and a column per window
+width. They show at a glance whether a change to the viewer cuts anything off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from urllib.parse import urlencode
+
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageDraw
+from playwright.sync_api import Page
+from torch import Tensor, nn
+
+import comgra_decl as comgra
+from docs.pictures import IMAGES, PATIENCE, browser_page, record, viewer
+
+SIZES = ((800, 900), (1280, 800), (1920, 1080))
+THEMES = ("light", "dark")
+SECTIONS = (
+    "overview", "inspect", "values", "attention", "pictures", "compare", "runs", "kpis",
+    "modules", "findings", "notes", "run",
+)  # fmt: skip
+SCALE = 0.36
+GAP, LABEL = 8, 16  # pixels
+COLOURS = 128
+STEPS = 12
+
+NODES = {  # what is selected
+    "tutorial": "out",
+    "characters": "blocks.1.attention.weights",
+    "resnet18": "layer2.0.conv1",
+    "gpt2": "transformer.h.1.attn",
+    "unet": "down.1",
+}
+
+
+class Convolutions(nn.Sequential):
+    """Two convolutions that keep height and width."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__(
+            nn.Conv2d(channels, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(),
+            nn.Conv2d(out, out, 3, padding=1), nn.BatchNorm2d(out), nn.ReLU(),
+        )  # fmt: skip
+
+
+class UNet(nn.Module):
+    """A U-Net with two levels for masks of blobs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([Convolutions(1, 8), Convolutions(8, 16)])
+        self.middle = Convolutions(16, 32)
+        self.up = nn.ModuleList([Convolutions(48, 16), Convolutions(24, 8)])
+        self.head = nn.Conv2d(8, 1, 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the logits of the masks [B, 1, H, W] of images of the same shape."""
+        x, skipped = images, []
+        for block in self.down:
+            x = block(x)
+            skipped.append(x)
+            x = F.max_pool2d(x, 2)
+        x = self.middle(x)
+        for block, skip in zip(self.up, reversed(skipped), strict=True):
+            x = block(torch.cat([F.interpolate(x, scale_factor=2.0), skip], 1))
+        masks: Tensor = self.head(x)
+        return masks
+
+
+def blobs(count: int) -> tuple[Tensor, Tensor]:
+    """Return noisy images [count, 1, 32, 32] of a disc each, and its masks of the same shape."""
+    grid = torch.stack(torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij"))
+    centres = 8 + 16 * torch.rand(count, 2, 1, 1)
+    masks = ((grid - centres).square().sum(1, keepdim=True) < 36).float()
+    return masks + 0.3 * torch.randn_like(masks), masks
+
+
+def train_unet() -> None:
+    """Train a U-Net for a few steps."""
+    model = UNet()
+    _train(model, lambda: F.binary_cross_entropy_with_logits(*_paired(model, *blobs(8))))
+
+
+def _paired(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    return model(images), masks
+
+
+def train_resnet18() -> None:
+    """Train timm's resnet18 for a few steps on coloured noise."""
+    import timm
+
+    model: nn.Module = timm.create_model("resnet18", num_classes=4)
+
+    def loss() -> Tensor:
+        labels = torch.randint(0, 4, (8,))
+        images = torch.randn(8, 3, 64, 64) + labels[:, None, None, None] / 2
+        return F.cross_entropy(model(images), labels)
+
+    _train(model, loss)
+
+
+def train_gpt2() -> None:
+    """Train a GPT-2 with six layers for a few steps on counting."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(n_layer=6, n_head=4, n_embd=64, vocab_size=64, n_positions=32)
+    model = GPT2LMHeadModel(config)
+
+    def loss() -> Tensor:
+        tokens = (torch.randint(0, 64, (8, 1)) + torch.arange(24)) % 64
+        found: Tensor = model(input_ids=tokens, labels=tokens).loss
+        return found
+
+    _train(model, loss)
+
+
+def _train(model: nn.Module, loss: Callable[[], Tensor]) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
+    comgra.note("the end of a short training")
+
+
+EXAMPLES = {
+    "tutorial": "tutorial/with-bug",
+    "characters": "characters/gpt",
+}
+TRAINED = {"resnet18": train_resnet18, "gpt2": train_gpt2, "unet": train_unet}
+
+
+def make_run(network: str, runs: Path) -> str:
+    """Record a run of a network, unless it exists; return its name below `runs`."""
+    if network in EXAMPLES:
+        record(EXAMPLES[network], runs)
+        return EXAMPLES[network]
+    name = f"sheets/{network}"
+    if not (runs / name).exists():
+        torch.manual_seed(0)
+        with comgra.trace("debug", root=runs, group="sheets", name=network):
+            TRAINED[network]()
+    return name
+
+
+def photograph(page: Page, address: str, run: str, network: str) -> dict[str, Image.Image]:
+    """Return a sheet of all sections for each theme."""
+    sheets = {}
+    for theme in THEMES:
+        page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+        rows = []
+        for section in SECTIONS:
+            row = []
+            for width, height in SIZES:
+                page.set_viewport_size({"width": width, "height": height})
+                query = urlencode({"run": run, "node": NODES[network], "section": section})
+                page.goto(f"{address}?{query}")
+                page.locator('[role="tab"][aria-selected="true"]').wait_for(timeout=PATIENCE)
+                page.wait_for_timeout(1500)  # until the charts are drawn
+                picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
+                size = int(width * SCALE), int(height * SCALE)
+                row.append(picture.resize(size, Image.Resampling.LANCZOS))
+            rows.append((section, row))
+        sheets[theme] = _sheet(rows)
+    return sheets
+
+
+def _sheet(rows: list[tuple[str, list[Image.Image]]]) -> Image.Image:
+    widths = [picture.width for picture in rows[0][1]]
+    heights = [max(picture.height for picture in row) for _, row in rows]
+    size = sum(widths) + GAP * (len(widths) + 1), sum(h + GAP + LABEL for h in heights) + GAP
+    sheet = Image.new("RGB", size, "#808080")
+    draw, y = ImageDraw.Draw(sheet), GAP
+    for (section, row), height in zip(rows, heights, strict=True):
+        draw.text((GAP, y), section, fill="white")
+        x = GAP
+        for picture in row:
+            sheet.paste(picture, (x, y + LABEL))
+            x += picture.width + GAP
+        y += height + GAP + LABEL
+    return sheet.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, kmeans=1)
+
+
+def main() -> None:
+    """Make the sheets of the networks named on the command line."""
+    parser = argparse.ArgumentParser(description="Make contact sheets of the viewer.")
+    parser.add_argument("networks", nargs="*", choices=[*NODES, []], help="all by default")
+    parser.add_argument("--runs", type=Path, help="store the runs here, and reuse existing ones")
+    options = parser.parse_args()
+    folder_of_sheets = IMAGES / "sheets"
+    folder_of_sheets.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = (options.runs or Path(folder)).resolve()
+        names = {network: make_run(network, runs) for network in options.networks or NODES}
+        with viewer(runs) as address, browser_page() as page:
+            for network, run in names.items():
+                for theme, sheet in photograph(page, address, run, network).items():
+                    file = folder_of_sheets / f"{network}-{theme}.png"
+                    sheet.save(file, optimize=True)
+                    sys.stdout.write(f"{file.name}\n")
+
+
+if __name__ == "__main__":
+    main()
