@@ -377,6 +377,10 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   "fits" whether none would in another order of the rows. Without "where".
 - "ctc lengths": the "rows" of a batch are sorted by the length of their input, and "input" and
   "target" are their lengths.
+- "sigmoid twice": a "function", a sigmoid or its logarithm, of the result of a sigmoid of "shape".
+- "interleaved": an "input" of "shape" [batch, channels, height, width] whose elements along the
+  width are much more similar at a distance of one per channel than to their neighbours; "ratio" is
+  that of the mean squared differences. Without "where".
 - "rate as log": a "function" that expects the logarithm of a rate receives a tensor of "shape" that
   is "made_by" a function with positive results.
 - "ctc softmax": the log-probabilities of a CTC loss, of "shape", are normalized over "dim", which

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from comgra_decl.hooks.tensors.arrangement import interleaving
 from tests.rules.test_causes_of_strangers import Loss, fit, found, mlp
 
 N = 32
@@ -1052,6 +1053,69 @@ def test_tokens_are_no_channels_of_a_map(tmp_path: Path) -> None:
         return F.cross_entropy(model(torch.randn(8, 36, 4)), torch.randint(0, 2, (8,)))
 
     assert "view_for_permute" in names(tmp_path, loss, Map())
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_images_whose_colours_are_viewed_as_columns(wrong: bool, tmp_path: Path) -> None:
+    grid = torch.arange(12.0)
+
+    def loss(model: nn.Module) -> Tensor:
+        colours, labels = torch.rand(N, 1, 1, 3), torch.randint(0, 2, (N,))
+        shade = (grid[:, None] + grid)[None, :, :, None] / 24
+        pictures = colours + shade * labels[:, None, None, None] + 0.02 * torch.randn(N, 12, 12, 3)
+        if wrong:
+            return F.cross_entropy(model(pictures.reshape(N, 3, 12, 12)), labels)
+        return F.cross_entropy(model(pictures.permute(0, 3, 1, 2)), labels)
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(400, 2))
+    assert ("view_for_permute" in names(tmp_path, loss, model)) is wrong
+
+
+def test_interleaving_is_that_of_a_loop() -> None:
+    images = torch.randn(2, 3, 4, 10)
+    near = [float((i[c, r, w + 1] - i[c, r, w]) ** 2)
+            for i in images for c in range(3) for r in range(4) for w in range(9)]  # fmt: skip
+    far = [float((i[c, r, w + 3] - i[c, r, w]) ** 2)
+           for i in images for c in range(3) for r in range(4) for w in range(7)]  # fmt: skip
+    expected = (sum(far) / len(far)) / (sum(near) / len(near))
+    assert interleaving(images) == pytest.approx(expected, rel=1e-5)
+    assert interleaving(images[..., :4]) is None
+    assert interleaving(torch.ones(2, 3, 8, 8)) is None
+
+
+@pytest.mark.parametrize("twice", [True, False])
+def test_a_sigmoid_in_a_loss_of_ones_own(twice: bool, tmp_path: Path) -> None:
+    def focal(scores: Tensor, target: Tensor) -> Tensor:
+        p = scores.sigmoid().clamp(1e-4, 1 - 1e-4)
+        return -(target * (1 - p) ** 2 * p.log() + (1 - target) * p**2 * (1 - p).log()).mean()
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(N, 4)
+        scores = model(x)
+        return focal(torch.sigmoid(scores) if twice else scores, (x[:, :1] > 0).float())
+
+    assert ("sigmoid_twice" in names(tmp_path, loss, mlp(4, 1))) is twice
+
+
+@pytest.mark.parametrize("shifted", [True, False])
+def test_a_series_may_not_be_its_own_target(shifted: bool, tmp_path: Path) -> None:
+    class Forecast(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.out = nn.GRU(2, 8, batch_first=True), nn.Linear(8, 1)
+
+        def forward(self, series: Tensor, scale: Tensor) -> Tensor:
+            given = torch.stack([series, scale[:, None].expand_as(series)], -1)
+            out: Tensor = self.out(self.inner(given)[0])[..., 0]
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        series = torch.randn(8, 21).cumsum(1)
+        given = series[:, :-1] if shifted else series[:, 1:]
+        return F.mse_loss(model(given, torch.ones(8)), series[:, 1:].clone())
+
+    seen = names(tmp_path, loss, Forecast())
+    assert ("target_among_inputs" in seen) is not shifted
 
 
 def test_another_optimizer_has_a_rate_of_its_own(tmp_path: Path) -> None:

@@ -538,6 +538,14 @@ class Telling:
         if name != "cpu":
             self._inherit(name, args, kwargs, result)
 
+    def _squash(self, name: str, args: Args, _kwargs: Kwargs, _result: Any) -> None:
+        """Note a sigmoid of a sigmoid."""
+        made = gradient_function(args[0]) if isinstance(args[0], torch.Tensor) else None
+        while made is not None and function_name(made) in RESHAPING:
+            made = made.next_functions[0][0]
+        if made is not None and function_name(made) == "Sigmoid":
+            self._note("sigmoid twice", function=name, shape=[*args[0].shape])
+
     # -- losses ---------------------------------------------------------------------------------
 
     def _rate(self, name: str, args: Args, kwargs: Kwargs, _result: Any) -> None:
@@ -824,6 +832,7 @@ _READ: dict[str, _Reader] = {
     **dict.fromkeys(("clamp", "clip", "hardtanh", "clamp_", "clip_", "hardtanh_"), Telling._clamp),
     **dict.fromkeys(("rand", "rand_like", "uniform_"), Telling._randomize),
     **dict.fromkeys(("cross_entropy", "nll_loss"), Telling._classify),
+    **dict.fromkeys(("sigmoid", "sigmoid_", "logsigmoid"), Telling._squash),
     "log_softmax": Telling._log_softmax,
     "exp": Telling._exp,
     **dict.fromkeys(("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), Telling._measure),

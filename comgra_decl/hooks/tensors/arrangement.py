@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 _MOST_READ = 4096  # elements per tensor or column
 _MOST_COLUMNS = 32
 _LEAST_CODES = 6  # k codes are in the order of appearance by chance with probability 1 / k!
+_LEAST_WIDTH = 8
+_MOST_IMAGES = 16
 _SPECIAL = 4  # codes such as padding and unknown, which may appear anywhere
 
 Integers = NDArray[np.int64]
@@ -85,6 +87,29 @@ def paired_ends(tokens: torch.Tensor, target: torch.Tensor) -> dict[str, Any] | 
         "beyond": int((own > ends).sum()),
         "fits": could_be or bool((lengths_of_targets == lengths).all()),
     }
+
+
+def interleaving(images: torch.Tensor) -> float | None:
+    """Return how much more similar elements are at a distance of one per channel than neighbours.
+
+    An image [height, width, channels] that is viewed as [channels, height, width] has its colours
+    side by side, so that the elements of one colour are `channels` elements apart.
+
+    Args:
+        images: floating-point numbers [batch, channels, height, width].
+
+    Returns:
+        The mean squared difference at the distance of the channels, divided by that of neighbours
+        along the width; None if the images are too small, or do not vary.
+    """
+    if images.dim() != 4 or images.shape[1] not in (3, 4) or images.shape[-1] < _LEAST_WIDTH:
+        return None
+    part = images[:_MOST_IMAGES].detach().to(torch.float32)
+    near, far = (
+        float((part[..., apart:] - part[..., :-apart]).square().mean())
+        for apart in (1, images.shape[1])
+    )
+    return far / near if near > 0 else None
 
 
 def _ends(tensor: torch.Tensor) -> Integers | None:

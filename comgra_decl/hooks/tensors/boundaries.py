@@ -15,7 +15,7 @@ from comgra_decl.hooks.graph.telling import Telling
 from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.pytree import gradient_function, tensors_in, tensors_of
-from comgra_decl.hooks.tensors.arrangement import codes_in_order
+from comgra_decl.hooks.tensors.arrangement import codes_in_order, interleaving
 from comgra_decl.hooks.tensors.gradients import loss_node
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
 from comgra_decl.hooks.tensors.objective import leaves_behind, objective_of, with_gradients
@@ -38,6 +38,8 @@ _SCANS = 2
 rarely changes."""
 
 _CODES = (torch.int16, torch.int32, torch.int64)
+
+_INTERLEAVED = 0.5  # in images, elements are the more alike the nearer they are
 
 _MOST_LEAVES = 4_000
 _NEAR = 0.9  # cosine between a parameter and its copy some steps later
@@ -98,6 +100,7 @@ class Ends:
         for path, tensor in given:
             if self._looks > 0 and is_readable(tensor):
                 self._leaves.shapes.add(tuple(tensor.shape))
+                _see_colours(capture, path, tensor)
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
             if self._looks > 0 and tensor.requires_grad:
@@ -287,6 +290,17 @@ class Ends:
             slot = Slot(lambda: node, "output", iteration=iteration, kind="loss")
             self._losses[node, iteration] = slot
         return slot
+
+
+def _see_colours(capture: StepCapture, path: Any, tensor: torch.Tensor) -> None:
+    """Note images whose colours are side by side instead of in channels."""
+    if tensor.dim() != 4 or not tensor.is_floating_point() or is_capturing():
+        return
+    with quiet():
+        ratio = interleaving(tensor)
+    if ratio is not None and ratio < _INTERLEAVED:
+        fact = {"kind": "interleaved", "input": input_role(path), "shape": [*tensor.shape]}
+        capture.facts[TELLING].append({**fact, "ratio": round(ratio, 4)})
 
 
 class Leaves:

@@ -29,6 +29,8 @@ from comgra_decl.rules.api import (
 
 _EQUAL = 1 - 1e-5  # correlation of a target with an input that contains it
 _COPIED = 0.1  # share of the first loss, below which a model has learned to copy
+_LONG = 8  # positions
+_VARIED = 0.2  # share of positions at which a series changes
 _FEW = 10  # losses
 _ALIKE = 0.995  # share of tokens
 _UNUSED = 1e-6  # relative change of outputs
@@ -54,9 +56,10 @@ class TargetAmongInputs(Rule):
         "remember it. The rule also reports, as an error, integer targets with one token per "
         "position that are identical to the last integer input at the same positions (at least "
         f"{_ALIKE:.1%} of at least `least` tokens, in three records). Such targets were not "
-        "shifted. Ignored targets (negative values) do not count, nor do inputs on which, in an "
-        "experiment after the training, no output at the same position depends, because the "
-        "decoder shifts them itself. A hint unless the loss falls to "
+        "shifted. A target of floating-point numbers per position that equals a feature of the "
+        "input at the same position is a hint. Ignored targets (negative values) do not count, nor "
+        "do inputs on which, in an experiment after the training, no output at the same position "
+        "depends, because the decoder shifts them itself. A hint unless the loss falls to "
         f"{_COPIED:.0%} of its start, because a model that compresses sequences must restore them."
     )
     source = (
@@ -71,6 +74,8 @@ class TargetAmongInputs(Rule):
 
     _rows: dict[tuple[int, int], tuple[Rows, Rows]] = per_run(dict)
     _tokens: dict[tuple[int, int], Tokens] = per_run(dict)
+    # records, smallest shares of equal values for each feature, and last step
+    _series: dict[tuple[int, int], tuple[int, NDArray[np.float64], int]] = per_run(dict)
 
     def look(self, window: Window) -> None:
         """Gathers inputs and targets of the same samples."""
@@ -99,6 +104,8 @@ class TargetAmongInputs(Rule):
                 mine, other = self._rows.setdefault((a, b), (Rows(), Rows()))
                 mine.add(step, x)
                 other.add(step, y)
+            if x.ndim in (2, 3) and y.ndim == 2 and x.shape[:2] == y.shape and y.shape[1] >= _LONG:
+                self._compare_series((a, b), step, x, y)
         elif "int" in infos[a].dtype and "int" in infos[b].dtype and x.ndim == 2:
             flat, length = y.reshape(-1), x.size
             whole = int(np.prod(infos[a].shape)) == int(np.prod(infos[b].shape))
@@ -110,6 +117,17 @@ class TargetAmongInputs(Rule):
             part = targets_of_a_part(x, y, per)
             if part is not None:
                 count_tokens(self._tokens.setdefault((a, b), Tokens(step)), x, part)
+
+    def _compare_series(
+        self, pair: tuple[int, int], step: int, x: NDArray[np.float64], y: NDArray[np.float64]
+    ) -> None:
+        """Compare each value of a series with that of each feature at the same position."""
+        features = x if x.ndim == 3 else x[..., None]
+        same = (features == y[..., None]).mean((0, 1))
+        varied = bool((y[:, 1:] != y[:, :-1]).mean() > _VARIED)
+        count, least, _ = self._series.get(pair, (0, np.ones(features.shape[-1]), step))
+        if varied and len(same) == len(least):
+            self._series[pair] = count + 1, np.minimum(least, same), step
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the first target found among the inputs."""
@@ -137,6 +155,27 @@ class TargetAmongInputs(Rule):
                         evidence={"element": str(column), "samples": x.count},
                     )
                 ]
+        return self._in_series(scene)
+
+    def _in_series(self, scene: Scene) -> list[Finding]:
+        """Judge targets that have a value per position."""
+        for (a, b), (records, least, _) in self._series.items():
+            if records < 3 or not (least >= _ALIKE).any():
+                continue
+            place, goal = scene.table.place(a), scene.table.place(b)
+            feature = "" if len(scene.table.infos[a].shape) == 2 else f" (feature {least.argmax()})"
+            return [
+                self.finding(
+                    scene,
+                    place=place,
+                    first_step=0,
+                    message=f"The target ({goal}) is the input itself ({place}{feature}): their "
+                    "values are identical at the same position in all recorded samples. Was it "
+                    "meant to be shifted by one?",
+                    evidence={"records": records},
+                    severity="hint",  # an autoencoder has the same data as its target
+                )
+            ]
         return []
 
     def _copied(

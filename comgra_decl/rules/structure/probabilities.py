@@ -16,6 +16,7 @@ from comgra_decl.rules.api import (
     LossCall,
     Mask,
     Measured,
+    Place,
     Scene,
     Seen,
     SlotRule,
@@ -250,10 +251,12 @@ class SigmoidTwice(SlotRule):
     severity = "error"
     certainty = 0.9
     definition = (
-        "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid "
-        "or softmax. If autograd does not reveal how it was computed, the rule reports it only "
-        "if there are at least `patience` records and the targets vary. All elements must then be "
-        "in [0, 1] in every record, with the smallest below 0.05 and the largest above 0.95."
+        "The prediction passed to `binary_cross_entropy_with_logits` was computed by a sigmoid or "
+        "softmax. If autograd does not reveal how it was computed, the rule reports it only if "
+        "there are at least `patience` records and the targets vary. All elements must then be in "
+        "[0, 1] in every record, with the smallest below 0.05 and the largest above 0.95. The rule "
+        "also reports a sigmoid, or its logarithm, that the program itself applies to the result "
+        "of a sigmoid, as in a focal loss that expects logits."
     )
     source = "Applying a sigmoid before BCEWithLogitsLoss is a common mistake. Our own definition."
     advice = (
@@ -316,6 +319,17 @@ class SigmoidTwice(SlotRule):
                         evidence={"made_by": how},
                     )
                 ]
+        for fact in scene.told("sigmoid twice")[:1]:
+            return [
+                self.finding(
+                    scene,
+                    place=Place(str(fact["where"])),
+                    first_step=0,
+                    message=f"{fact['where']} applies a sigmoid to the result of a sigmoid of "
+                    f"shape {fact['shape']}, so all results lie between 0.5 and 0.73.",
+                    evidence={"function": str(fact["function"])},
+                )
+            ]
         return super().findings(scene)
 
     def missing(self, scene: Scene) -> str | None:

@@ -24,12 +24,14 @@ class ViewForPermute(Rule):
         "ignored, and shapes are compared between common boundaries. A view may also not exchange "
         "channels for height and width, such as [batch, 4 * channels, height, width] as [batch, "
         "channels, 2 * height, 2 * width]: it cuts maps into rows instead of interleaving their "
-        "pixels. If one of two swapped "
-        "dimensions is a multiple of the other, the view may also merge neighbouring dimensions. "
-        "Such a case is only a hint, and it is not reported if one of the two is the batch or "
-        "twice as large as the other. The last two dimensions are not reported if they differ by "
-        "1, because such a view cuts off a diagonal or shifts rows. Results of `cat` and `pad` are "
-        "ignored, because a view of a padded tensor shifts its rows (relative positions)."
+        "pixels. If one of two swapped dimensions is a multiple of the other, the view may also "
+        "merge neighbouring dimensions. Such a case is only a hint, and it is not reported if one "
+        "of the two is the batch or twice as large as the other. The last two dimensions are not "
+        "reported if they differ by 1, because such a view cuts off a diagonal or shifts rows. "
+        "Results of `cat` and `pad` are ignored, because a view of a padded tensor shifts its rows "
+        "(relative positions). The rule also reports inputs [batch, 3 or 4 channels, height, "
+        "width] in which the mean squared difference of elements along the width is less than half "
+        "as large at a distance of one per channel as between neighbours."
     )
     source = (
         "PyTorch's documentation of `Tensor.view`: the new shape must keep the order of elements. "
@@ -50,7 +52,7 @@ class ViewForPermute(Rule):
             if sure is not None:
                 found.append((not sure, len(found), sure, fact))
         if not found:
-            return []
+            return self._of_images(scene)
         _, _, sure, fact = min(found, key=lambda entry: entry[:2])
         return [
             self.finding(
@@ -70,6 +72,24 @@ class ViewForPermute(Rule):
                 also=len({f["where"] for _, _, _, f in found}) - 1,
             )
         ]
+
+    def _of_images(self, scene: Scene) -> list[Finding]:
+        """Judge inputs that were viewed before they reached the model."""
+        for fact in scene.told("interleaved")[:1]:
+            _, channels, height, width = fact["shape"]
+            return [
+                self.finding(
+                    scene,
+                    place=Place("input", str(fact["input"])),
+                    first_step=0,
+                    message=f"The images in {fact['input']}, of shape {fact['shape']}, have their "
+                    f"colours side by side: elements {channels} apart are more alike than "
+                    f"neighbours. Images [{height}, {width}, {channels}] were probably viewed as "
+                    f"[{channels}, {height}, {width}] instead of permuted.",
+                    evidence={"ratio": float(fact["ratio"])},
+                )
+            ]
+        return []
 
     def missing(self, scene: Scene) -> str | None:
         """Return why the rule could not check the run."""
