@@ -277,8 +277,11 @@ AUTOMATIC = "auto:"
 """Prefix of the stored names of automatic metrics, to keep them apart from the program's own."""
 
 GROWING = "growing/"
-"""Prefix, after `AUTOMATIC`, of metrics that count the tensors a growing container gains per
-step."""
+"""Prefix, after `AUTOMATIC`, of metrics that count what a growing container gains per step, such as
+tensors or hooks."""
+
+GROWING_BYTES = "growing_bytes/"
+"""The same for tensors that grow, in bytes per step."""
 
 STALLED = "stalled"
 """Automatic metric: how many seconds a stalled step had taken when it was reported."""

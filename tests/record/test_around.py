@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -319,9 +320,10 @@ def test_a_leak_is_found_and_what_grows_is_named(tmp_path: Path) -> None:
     found = run.findings().set_index("rule")
     assert "growing_memory" in found.index
     message = str(found.loc["growing_memory", "message"])
-    assert "What grows is `losses in leaking (test_around.py)` (1 more per step)." in message
+    assert "What grows is `losses in leaking (test_around.py)` (1 more per step), " in message
     growing = run.kpis(automatic=True).query("name.str.startswith('growing/')")
     assert (growing["value"] == 1.0).all()
+    assert "`tensors with graphs made by MeanBackward0 after 2` (1 more per step)" in message
 
 
 @pytest.mark.usefixtures("always")
@@ -453,7 +455,7 @@ def growing() -> dict[str, float]:
     for step in range(100):
         kept.append(torch.ones(1))
         numbers.append(step)
-        found |= watch.look(step, step << 20)
+        found |= {gain.holder: gain.number for gain in watch.look(step, step << 20)}
     return found
 
 
@@ -461,6 +463,138 @@ def test_growth_needs_a_container_of_tensors_that_grows_with_the_steps() -> None
     assert growing() == {"kept in growing (test_around.py)": 1.0}
     steady = growth.Growth()
     assert not any(steady.look(step, 1 << 30) for step in range(50))
+
+
+class History:
+    """Keeps tensors where no variable of the program leads in one step."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+
+
+class Chain:
+    """Keeps an output of each step in no container."""
+
+    def __init__(self, before: Chain | None, output: Tensor) -> None:
+        self.before, self.output = before, output
+
+
+class Keeping:
+    """A program that keeps something in each step, in a place that depends on the method."""
+
+    def __init__(self) -> None:
+        self.model: Any = net(4, 4, 1)
+        self.extra = nn.Linear(1, 1)
+        self.model.register_buffer("bank", torch.zeros(0))
+        self.model[0].cache = torch.zeros(0)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.optimizer.state[self.extra.bias] = {"kept": torch.zeros(0)}
+        self.histories = [[History()]]
+        self.bank, self.total = torch.zeros(0), torch.zeros(1)
+        self.chain: Chain | None = None
+        self.block = torch.zeros(1 << 16)
+
+    def nowhere(self, _: Tensor) -> None:
+        pass
+
+    def in_a_buffer(self, _: Tensor) -> None:
+        self.model.bank = torch.cat([self.model.bank, self.block])
+
+    def in_an_attribute(self, _: Tensor) -> None:
+        self.model[0].cache = torch.cat([self.model[0].cache, self.block])
+
+    def in_hooks(self, _: Tensor) -> None:
+        self.model[2].register_forward_hook(lambda *_: None)
+
+    def in_hooks_of_a_parameter(self, _: Tensor) -> None:
+        self.model[0].bias.register_hook(lambda _: None)
+
+    def in_the_optimizer(self, _: Tensor) -> None:
+        state = self.optimizer.state[self.extra.bias]
+        state["kept"] = torch.cat([state["kept"], self.block])
+
+    def in_a_variable(self, _: Tensor) -> None:
+        self.bank = torch.cat([self.bank, self.block])
+
+    def in_a_sum(self, output: Tensor) -> None:
+        self.total = self.total + output
+
+    def in_an_object(self, _: Tensor) -> None:
+        kept = self.histories[0][0].kept
+        kept[len(kept)] = self.block.clone()
+
+    def in_a_chain(self, output: Tensor) -> None:
+        self.chain = Chain(self.chain, output)
+
+    def train(self, keep: Callable[[Tensor], None]) -> dict[str, tuple[float, bool]]:
+        """Return what is found to grow."""
+        watch = growth.Growth()
+        found: dict[str, tuple[float, bool]] = {}
+        for step in range(80):
+            output = self.model(torch.ones(2, 4)).sum()
+            output.backward(retain_graph=True)
+            self.optimizer.step()
+            keep(output)
+            gains = watch.look(step, step << 20)
+            found |= {gain.holder: (gain.number, gain.in_bytes) for gain in gains}
+        return found
+
+
+QUARTER = (float(1 << 18), True)  # of a mebibyte
+ONE = (1.0, False)
+HERE = "Keeping.train (test_around.py)"
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        (Keeping.in_a_buffer, {"buffer bank of Sequential": QUARTER}),
+        (Keeping.in_an_attribute, {"attribute cache of 0": QUARTER}),
+        (Keeping.in_hooks, {"forward hooks of 2": ONE}),
+        (Keeping.in_hooks_of_a_parameter, {"hooks of parameter bias of 0": ONE}),
+        (Keeping.in_the_optimizer, {"states of Adam": QUARTER}),
+        (Keeping.in_a_variable, {f"self.bank in {HERE}": QUARTER}),
+        (Keeping.in_an_object, {"History.kept": ONE}),
+        (Keeping.in_a_chain, {"tensors with graphs made by SumBackward0 after 2": ONE}),
+        (Keeping.nowhere, {}),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_what_grows_outside_of_lists_is_named(
+    keep: Callable[[Keeping, Tensor], None], expected: dict[str, tuple[float, bool]]
+) -> None:
+    program = Keeping()
+    assert program.train(lambda output: keep(program, output)) == expected
+
+
+def test_a_running_sum_with_its_graph_is_named() -> None:
+    program = Keeping()
+    gains = program.train(program.in_a_sum)
+    number, in_bytes = gains[f"operations in the graph of self.total in {HERE}"]
+    assert not in_bytes
+    assert number == 8  # two sums; of each layer, a transposition, a product and a tanh
+
+
+@pytest.mark.usefixtures("always")
+def test_lists_of_tracing_itself_are_not_said_to_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = itertools.count()
+    monkeypatch.setattr(automatic, "host_bytes", lambda: next(readings) << 20)
+
+    def program() -> None:
+        model = net(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept = torch.ones(0)
+        for _ in range(160):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            kept = torch.cat([kept, torch.ones(1 << 16)])
+
+    names = traced(tmp_path, program).kpis(automatic=True)["name"]
+    grown = set(names[names.str.startswith("growing")])
+    assert len(grown) == 1
+    assert grown.pop().startswith("growing_bytes/kept in ")
 
 
 NUMBERS = range(200_000)
