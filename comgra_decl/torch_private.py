@@ -122,6 +122,7 @@ ATTRIBUTES = {
     "_compiled_call_impl": "torch.nn.Module",
     "_version": "torch.Tensor",
     "_base": "torch.Tensor",
+    "_sequence_nr": "nodes of autograd's graph",
     "_backward_hooks": "torch.Tensor",
     "_register_hook_dict": "autograd's nodes",
     "_is_zerotensor": "torch.Tensor",

@@ -22,6 +22,7 @@ from comgra_decl.hooks.names import Names
 from comgra_decl.hooks.place import ProgramPlace
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.record.crash import tensors
+from comgra_decl.record.crash.ended import ended_before
 from comgra_decl.record.crash.lessons import lesson_about
 from comgra_decl.record.crash.overwritten import needs
 from comgra_decl.stats.quiet import quiet
@@ -98,8 +99,12 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
     if interrupted:
         return document
     held = [*names.parameters_of(calls[-1].module, calls[-1].node)] if calls else []
+    for model in place.models():
+        names.look_at(model)
+    if phase in ("forward", "loss", "other"):
+        document["ended"] = ended_before(frames, names)
     if outputs is not None:
-        found, used = _needs(error, outputs, names, place)
+        found, used = _needs(error, outputs, names)
         document["needs"] = found
         document["module"] = document["module"] or next((n["module"] for n in found), None)
         held += used
@@ -267,11 +272,9 @@ def _is_method(visit: Visit) -> bool:
 
 
 def _needs(
-    error: BaseException, outputs: Any, names: Names, place: ProgramPlace
+    error: BaseException, outputs: Any, names: Names
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Tensor]]]:
     """Return the operations that needed an overwritten tensor, and their parameters."""
-    for model in place.models():
-        names.look_at(model)
     found, used = [], []
     for need in needs(str(error), [tensor for _, tensor in tensors_in(outputs)]):
         own = [(name, leaf) for leaf in need.leaves if (name := names.parameter(leaf)) is not None]
