@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import comgra_decl as comgra
 from comgra_decl.hooks import stalls
+from comgra_decl.hooks.loader_workers import loader_workers
 from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
@@ -396,6 +397,83 @@ def test_a_stalled_worker_leaves_a_report_with_all_stacks(
     assert "comgra-" not in note
     findings = run.findings().set_index("rule")
     assert findings.loc["stalled_step", "first_step"] == ended[0]
+
+
+class Waiting(nn.Module):
+    """Its forward pass lasts until it is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.inner.register_forward_pre_hook(self._wait)
+
+    def _wait(self, *_: object) -> None:
+        self.began.set()
+        assert self.may_end.wait(60)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_the_module_that_a_stalled_thread_computes_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Waiting())
+    waiting = model[1]
+    assert isinstance(waiting, Waiting)
+    thread = threading.Thread(target=model, args=(torch.ones(2, 4),), name="trainer")
+    thread.start()
+    assert waiting.began.wait(60)
+    told = stalls.stacks(lambda _: None)
+    waiting.may_end.set()
+    thread.join()
+    assert (
+        "trainer, in the forward pass of 1.inner (calls in progress: Sequential > 1 > 1.inner):"
+        in told
+    )
+
+
+class Slow(torch.utils.data.Dataset[Tensor]):
+    """Item 4 arrives only after a file has been written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, item: int) -> Tensor:
+        if item == 4:
+            (self.folder / "began").write_text(str(os.getpid()))
+            with (self.folder / "gate").open() as gate:  # a pipe: waits for a writer
+                gate.read()
+        return torch.full((2,), float(item))
+
+
+def test_the_states_of_the_workers_of_a_data_loader_are_reported(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    loader = iter(DataLoader(Slow(tmp_path), batch_size=2, num_workers=2))
+    next(loader), next(loader)
+    thread = threading.Thread(target=next, args=(loader,), name="trainer")
+    thread.start()
+    while not (tmp_path / "began").exists() or "waiting for data" not in (
+        doing := stalls.stacks(lambda _: None)
+    ):
+        assert thread.is_alive()
+    head, first, second = loader_workers()
+    (tmp_path / "gate").write_text("")
+    thread.join()
+    assert "trainer, waiting for data:" in doing
+    assert head == "DataLoader of Slow, workers; batch 2 is from worker 0:"
+    slow = (tmp_path / "began").read_text()
+    assert first.startswith(f"  worker 0, process {slow}: sleeping, ")
+    assert first.endswith("; has still to deliver batches 2")
+    assert second.startswith("  worker 1, process ")
+
+
+def test_without_loader_workers_none_are_reported() -> None:
+    loader = iter(DataLoader(Slow(Path()), batch_size=2))
+    next(loader)
+    assert loader_workers() == []
 
 
 def test_only_long_steps_outside_of_evaluations_stall() -> None:
