@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.errors import MissingPackageError, SelectionError
@@ -116,6 +117,30 @@ def test_the_graph_has_the_runs_nodes_edges_and_classes(run: Run, logs: Any) -> 
     assert (
         tuple(dim.size for dim in shape.dim) == run.slots.query("node == 'head'")["shape"].iloc[0]
     )
+
+
+def test_nodes_whose_names_tensorboard_would_write_alike_stay_apart(tmp_path: Path) -> None:
+    inner = nn.ModuleDict({"a b": nn.Linear(2, 2), "a_b": nn.Linear(2, 2), "a:b": nn.Tanh()})
+    other = nn.ModuleDict({"a_b": nn.Linear(2, 2)})
+    model = nn.ModuleDict({"x y": inner, "x_y": other})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace("debug", root=tmp_path, group="g", name="n"):
+        hidden = torch.ones(3, 2)
+        for part in (*inner.values(), *other.values()):
+            hidden = part(hidden)
+        hidden.sum().backward()
+        optimizer.step()
+    run = comgra.open_run(tmp_path / "g" / "n")
+    logs = read(export_run(run, tmp_path / "logs", "tensorboard"))
+    nodes = {node.name: {*node.input} for node in logs.Graph().node}
+    names = {
+        "x y.a b": "x_y_2/a_b_2", "x y.a_b": "x_y_2/a_b", "x y.a:b": "x_y_2/a_b_3",
+        "x_y.a_b": "x_y/a_b",
+    }  # fmt: skip
+    assert set(names.values()) <= nodes.keys()
+    assert len(nodes) == len({name for edge in run.edges() for name in edge})
+    for source, sink in run.edges():
+        assert names.get(source, source) in nodes[names.get(sink, sink)]
 
 
 def test_settings_are_hyperparameters_of_the_same_run(run: Run, logs: Any) -> None:
