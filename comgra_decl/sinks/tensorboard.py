@@ -193,7 +193,7 @@ def _scoped(names: list[str]) -> dict[str, str]:
     """
     paths = {"": ""}
     taken: set[str] = set()
-    for name in sorted(names, key=lambda name: bool(_SPECIAL.search(name))):  # stable
+    for name in sorted(names, key=lambda name: len(_SPECIAL.findall(name))):  # stable
         for end in (found.start() for found in re.finditer(r"\.|$", name)):
             above, _, part = name[:end].rpartition(".")
             if name[:end] in paths:

@@ -62,6 +62,20 @@ def test_every_statistic_is_equal_to_the_bit_with_its_step_and_time(run: Run, lo
     assert found == sum(there) * len(SELECTED.statistics)
 
 
+def test_series_of_evaluations_count_too(run: Run, tmp_path: Path) -> None:
+    every = Selection(statistics=("mean",), series=100_000)
+    tags = read(export_run(run, tmp_path / "all", "tensorboard", selection=every)).Tags()["scalars"]
+    number = sum(not tag.startswith("metrics") for tag in tags)
+    assert any(" (eval)/" in tag for tag in tags)
+    just = replace(every, series=number)
+    export_run(run, tmp_path / "just", "tensorboard", selection=just)
+    with pytest.raises(SelectionError, match=f"in eval and train, are {number} series, but at"):
+        export_run(
+            run, tmp_path / "less", "tensorboard", selection=replace(just, series=number - 1)
+        )
+    assert not (tmp_path / "less").exists()
+
+
 def check_statistics(run: Run, logs: Any) -> int:
     """Compare all series with the run; return their number."""
     tags = [tag for tag in logs.Tags()["scalars"] if not tag.startswith("metrics")]
@@ -202,8 +216,8 @@ def test_labels_are_utf_8_and_no_more_values_are_read_than_written(
 
 
 def test_too_many_series_are_refused_with_a_selection_that_works(run: Run, tmp_path: Path) -> None:
-    count = len(run.slots) * 3
-    with pytest.raises(SelectionError, match=rf"{count} series, but at most 20 are sent") as caught:
+    tensors = f"{len(run.slots)} tensors with 3 statistics each, in eval and train, are "
+    with pytest.raises(SelectionError, match=rf"{tensors}\d+ series, but at most 20") as caught:
         export_run(run, tmp_path / "out", "tensorboard", selection=Selection(series=20))
     assert list(tmp_path.iterdir()) == []
     options = str(caught.value).partition("such as ")[2].partition(" (")[0].split()
@@ -216,7 +230,7 @@ def test_too_many_series_are_refused_with_a_selection_that_works(run: Run, tmp_p
     )
     found = read(export_run(run, tmp_path / "out", "tensorboard", selection=proposed)).Tags()
     series = {tag for tag in found["scalars"] if not tag.startswith("metrics")}
-    assert 0 < len({tag.replace(" (eval)", "") for tag in series}) <= 20
+    assert 0 < len(series) <= 20
     metrics = replace(proposed, nodes="")
     alone = read(export_run(run, tmp_path / "alone", "tensorboard", selection=metrics)).Tags()
     assert {tag.partition("/")[0] for tag in alone["scalars"]} == {"metrics", "metrics (eval)"}
