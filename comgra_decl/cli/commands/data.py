@@ -91,7 +91,10 @@ def _show(drawn: Drawn, *, as_json: bool) -> None:
     from comgra_decl.experiments.data import summary
     from comgra_decl.terminal import console
 
-    found = [summary(label, batches) for label, batches in drawn.tensors.items()]
+    found = [
+        summary(label, batches, convolved=label in drawn.convolved)
+        for label, batches in drawn.tensors.items()
+    ]
     if as_json:
         tensors = [asdict(each) for each in found]
         print_json({"batches": drawn.batches, "target": drawn.target, "tensors": tensors})
