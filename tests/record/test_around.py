@@ -114,6 +114,26 @@ def test_metrics_are_taken_without_code_and_kept_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("always")
+def test_an_optimizer_that_never_steps_has_no_learning_rate(tmp_path: Path) -> None:
+    def program() -> None:
+        model = net(4, 1)
+        unused = torch.optim.Adam(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        later = torch.optim.SGD(model.parameters(), lr=0.25)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).mean().backward()
+            (optimizer if step < 2 else later).step()
+        assert unused.param_groups
+
+    run = traced(tmp_path, program, schedule={"first": 10})
+    values = run.kpis(automatic=True).query("name.str.startswith('lr')")
+    assert values.groupby("name")["value"].unique().map(list).to_dict() == {
+        "lr": [0.05],
+        "lr[1]": [0.25],
+    }
+
+
 def test_one_key_switches_them_off(tmp_path: Path) -> None:
     run = traced(tmp_path, two_groups, kpis={"automatic": False})
     assert set(run.kpis(automatic=True)["name"]) == {"loss"}
