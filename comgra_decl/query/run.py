@@ -938,8 +938,8 @@ class Run(RunFacts):
         run.plot.heat("l2", of="grad") + run.plot.kpis()
         ```
 
-        Its methods are `series`, `heat`, `kpis`, `cloud`, `graph`, `picture` and `effects`;
-        `Slot.plot` and `Group.plot` have others.
+        Its methods are `series`, `heat`, `kpis`, `cloud`, `distributions`, `graph`, `picture` and
+        `effects`; `Slot.plot` and `Group.plot` have others.
 
         Raises:
             MissingPackageError: no viewer is installed.
