@@ -156,7 +156,7 @@ def picture_of(drawing: Drawing, label: str) -> Any:
 def _sizes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of Bokeh and Matplotlib that set the size of a picture."""
     if not drawing.to_scale:
-        return {"height": _HEIGHT}, {"aspect": None}
+        return {"height": _HEIGHT}, {"aspect": "auto"}
     rows, columns = drawing.image.shape
     width = _HEIGHT * columns / (rows * drawing.aspect)
     shrunk = min(1.0, _WIDEST / width)
@@ -281,7 +281,7 @@ def cells_of(
     return styled(
         found, "QuadMesh", look,
         bokeh={"height": high, "tools": ["hover"]},
-        matplotlib={"fig_inches": inches, "aspect": None, "cformatter": _SHORT},
+        matplotlib={"fig_inches": inches, "aspect": "auto", "cformatter": _SHORT},
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from holoviews.element.selection import Selection1DExpr
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.viewer.elements import literal
 from comgra_decl.viewer.model.brushing import NOTHING, Brush
-from comgra_decl.viewer.palette import ORANGE
+from comgra_decl.viewer.palette import GREY, ORANGE
 from comgra_decl.viewer.plotting import use
 
 BRUSHED = ("sample", "run", "step")
@@ -225,15 +225,20 @@ class Links:
 
 def _ready_to_drag(linked: Any, *, hooks: Sequence[Any] = (), **options: Any) -> Any:
     """Return a linked figure in which dragging selects at once, without choosing a tool first."""
-    hooks = [*hooks, literal, _slim]
+    hooks = [*hooks, literal, _suit_the_page]
     return linked.opts(hv.opts.Overlay(active_tools=["box_select"], hooks=hooks, **options))
 
 
-def _slim(plot: Any, _: Any) -> None:
-    """Leave out what has no room beside a low figure: the logo, and one of two ways to zoom."""
-    toolbar = plot.handles["plot"].toolbar
-    toolbar.logo = None
-    toolbar.tools = [tool for tool in toolbar.tools if not isinstance(tool, BoxZoomTool)]
+def _suit_the_page(plot: Any, _: Any) -> None:
+    """Let the page's theme show through, and leave out tools that have no room in a low figure."""
+    figure = plot.handles["plot"]
+    figure.update(background_fill_alpha=0, border_fill_alpha=0, outline_line_color=None)
+    for axis in figure.axis:
+        axis.update(axis_line_color=GREY, major_tick_line_color=GREY, minor_tick_line_color=None)
+    for legend in figure.legend:
+        legend.update(background_fill_alpha=0, border_line_color=None, title=None)
+    figure.toolbar.logo = None
+    figure.toolbar.tools = [t for t in figure.toolbar.tools if not isinstance(t, BoxZoomTool)]
 
 
 def _with_keys(element: Any) -> Any:

@@ -164,7 +164,7 @@ class RunPlots:
             "QuadMesh",
             look,
             bokeh={"height": height, "tools": ["hover"]},
-            matplotlib={"fig_inches": (7, height / 70), "aspect": None},
+            matplotlib={"fig_inches": (7, height / 70), "aspect": "auto"},
         )
 
     def _check_pass(self, of: str) -> None:

@@ -49,8 +49,7 @@ _GRID = """
 }
 """
 _LEGEND = {
-    "background_fill_alpha": 0.6, "border_line_color": None, "click_policy": "none",
-    "label_text_font_size": "11px", "padding": 2, "spacing": 0,
+    "click_policy": "none", "label_text_font_size": "11px", "padding": 2, "spacing": 0,
 }  # fmt: skip
 _TOOLS = ["box_select", "lasso_select"]
 _KINDS = {"samples": "sample", "steps": "record", "runs": "run"}
