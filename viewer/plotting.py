@@ -719,12 +719,19 @@ def save(element: Any, path: str | Path) -> Path:
 
         with mpl.rc_context({"text.parse_math": False}):  # a dollar sign in a name is no formula
             plain = target.with_suffix(suffix)  # HoloViews would add a suffix to "c.SVG"
-            hv.save(element, plain, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
+            hv.save(_at_rest(element), plain, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
             plain.replace(target)
     else:
         names = ", ".join([".html", *_STATIC])
         raise ValueError(f"path must end with one of {names}, got {target.name!r}")
     return target
+
+
+def _at_rest(element: Any) -> Any:
+    """Return an element as it is now, because only a browser can redraw images by Datashader."""
+    if isinstance(element, hv.Layout):
+        return element.clone([(path, _at_rest(part)) for path, part in element.items()])
+    return element[()] if isinstance(element, hv.DynamicMap) and not element.kdims else element
 
 
 def shaded(element: Any, *, dynamic: bool = True) -> Any:
