@@ -23,7 +23,7 @@ _LETTERS = 48
 _HEIGHT, _WIDEST = 360, 900
 """Pixels of a picture: its height, and the width above which it is made smaller."""
 
-_SHORT = "%.3g"
+SHORT = "%.3g"
 """Format of the numbers of a colour bar; Matplotlib would write a power of ten over the title."""
 
 _NUMBERS = 20
@@ -149,7 +149,7 @@ def picture_of(drawing: Drawing, label: str) -> Any:
     colours = {"cmap": signed_faded(), "clim": (-limit, limit), "colorbar": True}
     return styled(
         image, "Image", look | colours,
-        bokeh={**bokeh, "tools": ["hover"]}, matplotlib={**matplotlib, "cformatter": _SHORT},
+        bokeh={**bokeh, "tools": ["hover"]}, matplotlib={**matplotlib, "cformatter": SHORT},
     )  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def cells_of(
     return styled(
         found, "QuadMesh", look,
         bokeh={"height": high, "tools": ["hover"]},
-        matplotlib={"fig_inches": inches, "aspect": "auto", "cformatter": _SHORT},
+        matplotlib={"fig_inches": inches, "aspect": "auto", "cformatter": SHORT},
     )  # fmt: skip
 
 

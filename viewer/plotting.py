@@ -27,6 +27,7 @@ from comgra_decl.query.slot import Slot
 from comgra_decl.viewer.elements import (
     HIGHEST,
     LINE,
+    SHORT,
     as_lines,
     bars_against_diagonal,
     cells_of,
@@ -164,7 +165,7 @@ class RunPlots:
             "QuadMesh",
             look,
             bokeh={"height": height, "tools": ["hover"]},
-            matplotlib={"fig_inches": (7, height / 70), "aspect": "auto"},
+            matplotlib={"fig_inches": (7, height / 70), "aspect": "auto", "cformatter": SHORT},
         )
 
     def _check_pass(self, of: str) -> None:
