@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import holoviews as hv
@@ -135,11 +136,12 @@ class Links:
         if image is not None:
             return self._link_image(image, having, known)
         if len(having) < len(parts) and isinstance(element, hv.Overlay):
-            linked = [self.link(part, by=known) if part in having else part for part in element]
+            own = {id(part) for part in having}
+            linked = [self.link(p, by=known) if id(p) in own else p for p in element]
             options = element.opts.get("plot", backend="bokeh").kwargs
             return _ready_to_drag(hv.Overlay(linked).collate(), **options)
         linker = self._linker(known)
-        self._elements.setdefault(self._owner, []).extend((known, part) for part in having)
+        self._elements.setdefault(self._owner, []).append((known, element))
         along = all(_along(part, known) for part in having)
         linked = linker(element, index_cols=None if along else [known])
         if isinstance(element, hv.Element):  # its title, which an overlay would show as a legend
@@ -208,8 +210,8 @@ class Links:
             return
         expression = self._linkers[name].selection_expr
         chosen: set[Any] = set()
-        shown = (part for parts in self._elements.values() for by, part in parts if by == name)
-        for part in shown if expression is not None else ():
+        shown = (each for own in self._elements.values() for by, each in own if by == name)
+        for part in chain.from_iterable(map(_parts, shown)) if expression is not None else ():
             table: pd.DataFrame = part.dframe([name])
             inside = np.asarray(expression.apply(hv.Dataset(table)), bool)
             chosen |= {*table[name][inside].tolist()}

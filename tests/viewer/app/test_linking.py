@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import open_run
 from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.dashboard import Dashboard
@@ -171,6 +172,36 @@ def views():
     return [View(name, functools.partial(build, expression=text), reads={"node"})
             for name, text in EXPRESSIONS.items()]
 """
+
+
+def test_elements_are_linked_by_the_column_of_their_own_kind() -> None:
+    told: list[Brush] = []
+    links = Links(lambda *, brush: told.append(brush))
+    table = pd.DataFrame({"step": [0, 5, 9], "loss": [3.0, 2.0, 1.0], "sample": [2, 1, 0]})
+    points = hv.Points(table, ["loss", "step"], ["sample"])
+    curve = hv.Curve(table, "step", "loss")
+    shift = hv.streams.Stream.define("Shift", by=0)()
+    moving = hv.DynamicMap(
+        lambda by: hv.Points(table.assign(sample=table["sample"] + by), ["loss", "step"], "sample"),
+        streams=[shift],
+    )
+    for element in (points, curve, moving):
+        hv.render(links.link(element))
+    hv.render(links.link(points, by="step"))
+    assert links._linkers.keys() == {"sample", "step"}
+    shift.event(by=10)
+    links._linkers["sample"].selection_expr = hv.dim("sample").isin([0, 11])
+    assert told[-1] == Brush(samples=(0, 11))
+    links._linkers["step"].selection_expr = hv.dim("step") > 4
+    assert told[-1] == Brush(samples=(0, 11), steps=(5, 9))
+
+
+def test_an_element_without_such_a_column_cannot_be_linked() -> None:
+    links = Links(lambda **_: None)
+    with pytest.raises(UnknownNameError, match=r"without a dimension sample, run or step.* x, y"):
+        links.link(hv.Curve([1, 2]))
+    with pytest.raises(UnknownNameError, match="without a dimension 'place'"):
+        links.link(hv.Curve(([1, 2], [3, 4]), "step", "loss"), by="place")
 
 
 def test_a_box_in_an_image_of_many_points_selects_them() -> None:
