@@ -31,6 +31,7 @@ from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.prefetching import Ahead
 from comgra_decl.viewer.screen import Screen
 from comgra_decl.viewer.state import SELECTION, ViewState
+from comgra_decl.visible import visible
 
 _LOG = logging.getLogger(__name__)
 _KEPT = ("section", "scale", "measure", "expanded", "graph", "between", "route", "pass_",
@@ -161,7 +162,7 @@ class Dashboard:
             wanted["ticked"] = tuple(
                 name
                 for name in self.catalogue.summaries
-                if name in brush.runs or name.rpartition("/")[2] in brush.runs
+                if {name, visible(name), name.rpartition("/")[2]} & {*brush.runs}
             )
         single = brush is not None and len(brush.samples) == 1 and brush.samples != was.samples
         if brush is not None and single:  # one sample can be shown everywhere

@@ -10,6 +10,7 @@ Only sections with HoloViews elements import this module, so that other pages do
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -36,6 +37,14 @@ _MARKS = 5_000
 
 _WORN = 100
 """Number of linked elements after which to begin anew: HoloViews keeps those that were replaced."""
+
+
+@atexit.register
+def _leave_quietly() -> None:
+    """Skip what HoloViews does to links that Python deletes at its end, because it would raise."""
+    for kind in (hv.streams.History, hv.streams.Derived):
+        if "__del__" in vars(kind):
+            del kind.__del__
 
 
 class Selected(hv.streams.Stream):  # type: ignore[misc]  # HoloViews has no types

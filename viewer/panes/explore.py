@@ -192,7 +192,7 @@ def _curves(
     if not lines.lines:
         return "Loading \u2026" if lines.loading else "None of the ticked runs recorded this."
     curves = {
-        line.run: styled(
+        visible(line.run): styled(
             as_lines(hv.Curve((line.x, line.y), "step", dimension)),
             "Curve", {"color": colours[line.run]}, bokeh={"tools": ["hover", "box_select"]},
         )
@@ -213,14 +213,15 @@ def _settings(trials: model.Trials) -> hv.Points | str:
     vertical = visible(y.label)
     horizontal = visible(x.label) if x.label != y.label else f"{visible(x.label)} (setting)"
     points = hv.Points(
-        (x.places, y.places, [*trials.runs], [*x.texts], [*y.texts]),
+        (x.places, y.places, *([*map(visible, each)] for each in (trials.runs, x.texts, y.texts))),
         kdims=["setting", "result"],
         vdims=["run", horizontal, vertical],
         label=f"{vertical} against {horizontal}",
     )
+    across, down = ([(at, visible(text)) for at, text in scale.ticks] for scale in (x, y))
     look = {
-        "color": BLUE, "xlabel": horizontal, "ylabel": vertical, "xticks": [*x.ticks],
-        "yticks": [*y.ticks], "xlim": (-0.06, 1.06), "ylim": (-0.06, 1.06),
+        "color": BLUE, "xlabel": horizontal, "ylabel": vertical, "xticks": across, "yticks": down,
+        "xlim": (-0.06, 1.06), "ylim": (-0.06, 1.06),
     }  # fmt: skip
     return styled(
         points, "Points", look, bokeh={"height": _HIGH, "size": 8, "tools": ["hover", *_TOOLS]}
