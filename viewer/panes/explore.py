@@ -104,7 +104,7 @@ class ExplorePane(Pane):
                 figure.key = None
         self._links.mark(shown.brush)
         rows = self._library.rows()
-        metrics, settings = model.metrics_in(rows), model.settings_in(rows)
+        metrics, settings = model.all_metrics_in(rows), model.settings_in(rows)
         at = shown.overlaid
         metric = at.metric if at.metric in metrics else next(iter(metrics), "")
         against = at.against if at.against in settings else next(iter(settings), "")
