@@ -79,8 +79,8 @@ def hostile(runs: Path) -> Iterator[Viewed]:
 SHORT = ("overview", "inspect", "modules")
 """Sections that show names in every way: figures, the graph, tables, chips."""
 
-OFFERED = tuple(name for name in SECTIONS if name != "attention")
-"""Sections of the page of a network without attention."""
+OFFERED = tuple(name for name in SECTIONS if name not in ("attention", "views"))
+"""Sections of a page without custom views, of a network without attention."""
 
 
 @pytest.mark.browser
