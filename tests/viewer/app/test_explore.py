@@ -130,6 +130,17 @@ def test_a_box_over_the_layers_marks_samples_in_tables_and_graph(
     assert statistics.view.html.count('class="brushed"') == 2
 
 
+def test_the_graph_shows_the_most_unusual_of_the_selected_samples(
+    board: Dashboard, run: Run
+) -> None:
+    board.change(colour="unusual", brush=Brush.of(samples=[0, 3]))
+    graph: Any = board.screen.graph.view
+    assert graph.legend["title"].startswith("among 2 selected samples")
+    table = run.unusual(4, "std").xs("forward", level="pass")
+    worst = table.loc["head"].iloc[0][[0, 3]].abs().idxmax()
+    assert graph.heat["head"]["text"].endswith(f"#{worst}")
+
+
 def test_rows_of_samples_are_marked_among_the_values() -> None:
     window = Window(np.zeros((3, 2)), 4, 0, (9, 2))
     html, _ = window_html(window, ("sample", "feature"), brushed=(0, 5))
