@@ -29,8 +29,7 @@ def reliability(classes: Classes, scores: NDArray[np.floating], bins: int = 10) 
     confidence on the border between two bins belongs to the lower one (Guo et al. 2017). The first
     two columns are NaN in empty bins.
     """
-    shifted = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
-    chances = shifted / shifted.sum(1, keepdims=True)
+    chances = probabilities(scores)
     confident, right = chances.max(1), chances.argmax(1) == classes
     place = np.clip(np.ceil(confident * bins).astype(int) - 1, 0, bins - 1)
     count = np.bincount(place, minlength=bins)
@@ -38,6 +37,52 @@ def reliability(classes: Classes, scores: NDArray[np.floating], bins: int = 10) 
         sure = np.bincount(place, confident, bins) / count
         accurate = np.bincount(place, right, bins) / count
     return np.stack([sure, accurate, count], 1)
+
+
+def probabilities(scores: NDArray[np.floating]) -> Floats:
+    """Return the softmax of scores [samples, classes]; NaN where it is undefined."""
+    with np.errstate(invalid="ignore"):
+        shifted = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
+    chances: Floats = shifted / shifted.sum(1, keepdims=True)
+    return chances
+
+
+def confident_errors(
+    classes: Classes, scores: NDArray[np.floating]
+) -> tuple[NDArray[np.int64], Floats]:
+    """Return the samples that are predicted as another class, most confident first.
+
+    Args:
+        classes: [samples], the true classes.
+        scores: [samples, classes], the outputs of the model.
+
+    Returns:
+        The positions of the samples, [errors], and the largest probability of each, [errors].
+        Samples with a score that is not finite are not predicted, so they are no errors.
+    """
+    confident = np.where(np.isfinite(scores).all(1), probabilities(scores).max(1), -1.0)
+    wrong = np.flatnonzero((scores.argmax(1) != classes) & (confident >= 0))
+    order = wrong[np.argsort(-confident[wrong], kind="stable")]
+    return order, confident[order]
+
+
+def foreign_auroc(scores: NDArray[np.floating], foreign: NDArray[np.bool_]) -> float:
+    """Return how well the largest probability of the softmax tells familiar from foreign samples.
+
+    The area under the receiver operating characteristic: the probability that a familiar sample has
+    a larger one than a foreign sample, where ties count half (Hendrycks and Gimpel 2017, "A
+    Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks"). 1
+    means always, 0.5 is chance. NaN if a score is not finite.
+
+    Args:
+        scores: [samples, classes], the outputs of the model.
+        foreign: [samples], of which at least one is foreign, and one is not.
+    """
+    if not np.isfinite(scores).all():
+        return float("nan")
+    confident = probabilities(scores).max(1)
+    familiar, other = confident[~foreign, None], confident[None, foreign]
+    return float(((familiar > other) + 0.5 * (familiar == other)).mean())
 
 
 def every_other(classes: Classes) -> NDArray[np.bool_]:

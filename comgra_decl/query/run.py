@@ -30,7 +30,8 @@ from .display import from_viewer
 from .edge_effects import EdgeEffects, edge_effects_of
 from .effects import Effects, induction_table, tokens_of
 from .measured import memory_table, profile_steps, profile_table
-from .pictures import Picture, Pictures
+from .picture import Picture
+from .pictures import Pictures
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
 from .shown import shown_table, shown_value
@@ -614,6 +615,10 @@ class Run(RunFacts):
         - `spectrum`: singular values of a node's weight by step
         - `flow`: the gradient norm of each node at a step, in the order of the nodes
         - `loss_cam`: Grad-CAM of the loss at a training step, from an output and its gradient
+        - `confident_errors`: the wrong predictions of a step, the most confident one first: sample,
+          class, predicted class, confidence
+        - `foreign_auroc`: how well the largest probability tells familiar samples from those of
+          `foreign` categories of the probe, at each step or at one
 
         Args:
             name: one of `pictures`.

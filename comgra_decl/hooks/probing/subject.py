@@ -255,9 +255,10 @@ class Subject:
             )
         else:
             found = self._classes
-        if int(found.max()) >= scores.shape[1]:
+        beyond = found[(found < 0) | (found >= scores.shape[1])]
+        if len(beyond):
             raise ProbeError(
-                f"class {int(found.max())} does not exist; the model has {scores.shape[1]} classes"
+                f"class {int(beyond[0])} does not exist; the model has {scores.shape[1]} classes"
             )
         return found
 
