@@ -500,7 +500,8 @@ the change in the target); and "pairs", each of two names and their mean rank co
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
-    *("dead_units", "spectrum", "flow", "loss_cam", "confident_errors", "foreign_auroc"),
+    *("spectrum", "flow", "loss_cam", "dead_units", "confident_errors", "foreign_auroc"),
+    *("top_samples", "unit_effects", "unit_effects_of_types", "coactivation"),
 )
 """The pictures that can be computed from records alone; no declared picture has these names."""
 

@@ -26,13 +26,17 @@ from .judgements import confident_errors, foreign_auroc
 from .picture import Picture
 from .preview import axis_names
 from .recorded_values import RecordedValues
+from .unit_pictures import (
+    coactivation,
+    dead_units,
+    top_samples,
+    unit_effects,
+    unit_effects_of_types,
+)
 
 if TYPE_CHECKING:
     from .run import Run
     from .snapshot import Snapshot
-
-_UNITS = ("channel", "feature", "unit")
-"""Possible names of the axis whose entries are the units of a layer."""
 
 _MAPS = ("grad_cam", "occlusion")
 """Methods whose pictures have one number for each position, and no channels."""
@@ -44,8 +48,13 @@ _RIDGE = 1.0
 
 
 _FURTHER: dict[str, Callable[[RecordedValues, int | None, str | None], Picture]] = {
+    "dead_units": dead_units,
     "confident_errors": confident_errors,
     "foreign_auroc": foreign_auroc,
+    "top_samples": top_samples,
+    "unit_effects": unit_effects,
+    "unit_effects_of_types": unit_effects_of_types,
+    "coactivation": coactivation,
 }
 """Pictures that are computed from recorded values only, by name; see `Pictures._COMPUTED`."""
 
@@ -304,17 +313,6 @@ class Pictures:
         labels: dict[str, list[Any]] = {"step": steps, "node": names}
         return Picture("linear_probe", found, ("step", "node"), node, step, labels, facts)
 
-    def _dead(self, step: int | None, node: str | None) -> Picture:
-        wanted = self._read.wanted("dead_units", node)
-        slot = self._read.slot(wanted)
-        values = self._read.over_steps(slot, self._read.steps(), wanted)
-        newest = [*values.values()][-1]
-        names = axis_names(slot, newest.shape[1:], whole_numbers=False)
-        axis = 1 + next((i for i, name in enumerate(names) if name in _UNITS), len(names) - 1)
-        dead = np.stack([units.dead_units(value, axis) for value in values.values()], 1)
-        labels = {"step": [*values]}
-        return Picture("dead_units", dead, ("unit", "step"), wanted, None, labels)
-
     def _spectrum(self, step: int | None, node: str | None) -> Picture:
         wanted = self._read.wanted("spectrum", node)
         weight = self._run.slot(wanted, role="weight")
@@ -368,7 +366,6 @@ class Pictures:
         "confusion": _confusion,
         "reliability": _reliability,
         "linear_probe": _linear,
-        "dead_units": _dead,
         "spectrum": _spectrum,
         "flow": _flow,
         "loss_cam": _loss_cam,

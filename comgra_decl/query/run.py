@@ -619,6 +619,13 @@ class Run(RunFacts):
           class, predicted class, confidence
         - `foreign_auroc`: how well the largest probability tells familiar samples from those of
           `foreign` categories of the probe, at each step or at one
+        - `top_samples`: for each unit of a node, the samples with its largest values, and these
+          values; the value of a unit in a sample is the largest one at any position
+        - `unit_effects`: the units of a node, ranked by how much they differ between one category
+          and all other samples (Cohen's d in half of the samples, and in the other half)
+        - `unit_effects_of_types`: the same between types of execution, at their last records up to
+          the step; interventions are left out
+        - `coactivation`: the correlation of each pair of units over samples and positions
 
         Args:
             name: one of `pictures`.

@@ -138,3 +138,88 @@ def test_without_foreign_samples_the_message_says_what_to_declare(
 ) -> None:
     with pytest.raises(UnknownNameError, match=why):
         trained(tmp_path, foreign=foreign).picture("foreign_auroc")
+
+
+# -- units
+
+
+def largest(values: Any) -> Any:
+    """The largest value of each channel at any place, [samples, channels]."""
+    return values.astype(np.float64).max((2, 3))
+
+
+def test_the_top_samples_of_a_unit_are_those_with_its_largest_values(run: Run) -> None:
+    found = run.picture("top_samples", 4, "conv")
+    active = largest(run.value("conv", 4, type=EYES))
+    assert found.axes == ("unit", "rank", "quantity")
+    assert found.values.shape == (5, 8, 2)
+    for unit, ranked in enumerate(found.values):
+        wanted = np.sort(active[:, unit])[::-1][:8]
+        np.testing.assert_array_equal(ranked[:, 1], wanted)
+        np.testing.assert_array_equal(active[ranked[:, 0].astype(int), unit], wanted)
+
+
+def cohen(one: Any, other: Any) -> float:
+    """The difference of the means in units of the pooled standard deviation."""
+    freedom = len(one) + len(other) - 2
+    pooled = ((len(one) - 1) * one.var(ddof=1) + (len(other) - 1) * other.var(ddof=1)) / freedom
+    return float((one.mean() - other.mean()) / np.sqrt(pooled))
+
+
+def halves(groups: Any) -> list[Any]:
+    """Masks of every other sample of each group."""
+    odd = np.zeros(len(groups), bool)
+    for group in {*groups.tolist()}:
+        odd[np.flatnonzero(groups == group)[1::2]] = True
+    return [~odd, odd]
+
+
+def test_units_are_ranked_by_their_effect_size_in_half_of_the_samples(run: Run) -> None:
+    found = run.picture("unit_effects", 4, "act")
+    names = found.labels["category"]
+    assert names == ["0", "1", "2", "letter"]
+    assert found.facts == {"fitted": 12, "tested": 12}
+    groups = np.array([names.index(label) for label in run.samples(4, type=EYES)["label"]])
+    active, (first, second) = largest(run.value("act", 4, type=EYES)), halves(groups)
+    strongest = []
+    for unit, category, effect, again in found.values[:-1]:
+        one = active[:, int(unit)]
+        sizes = [
+            [cohen(one[half & (groups == g)], one[half & (groups != g)]) for g in range(4)]
+            for half in (first, second)
+        ]
+        assert int(category) == np.abs(sizes[0]).argmax()
+        assert effect == pytest.approx(sizes[0][int(category)], rel=1e-10)
+        assert again == pytest.approx(sizes[1][int(category)], rel=1e-10)
+        strongest.append(abs(effect))
+    assert strongest == sorted(strongest, reverse=True)
+    assert found.values[-1, 0] == 2  # dead, so it has no effect
+    assert np.isnan(found.values[-1, 2:]).all()
+
+
+def test_units_are_compared_between_types_of_execution(run: Run) -> None:
+    found = run.picture("unit_effects_of_types", 4, "conv")
+    assert found.labels["category"] == ["train", EYES]
+    values = [largest(run.value("conv", 4, type=type_)) for type_ in ("train", EYES)]
+    groups = np.repeat([0, 1], [len(each) for each in values])
+    active, (first, _) = np.concatenate(values), halves(groups)
+    unit, category, effect, _ = found.values[0]
+    one, chosen = active[:, int(unit)], groups == category
+    assert effect == pytest.approx(cohen(one[first & chosen], one[first & ~chosen]), rel=1e-10)
+
+
+def test_units_that_are_active_together_are_correlated(run: Run) -> None:
+    found = run.picture("coactivation", 4, "act")
+    flat = run.value("act", 4, type=EYES).astype(np.float64).transpose(1, 0, 2, 3).reshape(5, -1)
+    alive = [0, 1, 3, 4]
+    wanted = np.corrcoef(flat[alive])
+    np.testing.assert_allclose(found.values[np.ix_(alive, alive)], wanted, rtol=1e-10, atol=1e-12)
+    assert np.isnan(found.values[2]).all()
+    assert found.facts == {"samples": 24, "positions": 16}
+
+
+def test_effects_need_samples_of_two_categories_in_each_half(tmp_path: Path) -> None:
+    few = trained(tmp_path, samples={"count": 4})
+    why = r"two of each of two categories; at step 4, 'act' has 4 samples of 3\. Raise `samples"
+    with pytest.raises(UnknownNameError, match=why):
+        few.picture("unit_effects", 4, "act")
