@@ -122,12 +122,27 @@ def linear_accuracy(
     known = np.unique(classes[~held_out])
     if len(known) < 2 or not held_out.any() or not np.isfinite(flat).all():
         return float("nan")
-    given = flat[~held_out]
-    targets = np.where(classes[~held_out, None] == known, 1.0, -1.0)
+    slopes, offset = ridge_slopes(flat[~held_out], classes[~held_out], known, ridge=ridge)
+    predicted = flat[held_out] @ slopes.T + offset
+    return float((known[predicted.argmax(1)] == classes[held_out]).mean())
+
+
+def ridge_slopes(
+    given: Floats, classes: Classes, known: Classes, *, ridge: float
+) -> tuple[Floats, Floats]:
+    """Return the slopes [known, features] and offsets [known] of a regression for each class.
+
+    Args:
+        given: [samples, features].
+        classes: [samples]; the targets are 1 for a class and -1 for all others.
+        known: the classes.
+        ridge: the penalty, above 0.
+    """
+    targets = np.where(classes[:, None] == known, 1.0, -1.0)
     mean, offset = given.mean(0), targets.mean(0)
     centred = given - mean
     # in the dual form, the system has one equation per sample instead of one per feature
     gram = centred @ centred.T
     dual = np.linalg.solve(gram + ridge * np.eye(len(gram)), targets - offset)
-    predicted = (flat[held_out] - mean) @ (centred.T @ dual) + offset
-    return float((known[predicted.argmax(1)] == classes[held_out]).mean())
+    slopes = (centred.T @ dual).T
+    return slopes, offset - slopes @ mean

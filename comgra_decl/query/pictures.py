@@ -22,6 +22,7 @@ from comgra_decl.records import (
 )
 from comgra_decl.spec.pictures import HessianSpec
 
+from .concepts import concept_derivatives, concept_vectors
 from .judgements import confident_errors, foreign_auroc
 from .picture import Picture
 from .preview import axis_names
@@ -55,6 +56,8 @@ _FURTHER: dict[str, Callable[[RecordedValues, int | None, str | None], Picture]]
     "unit_effects": unit_effects,
     "unit_effects_of_types": unit_effects_of_types,
     "coactivation": coactivation,
+    "concept_vectors": concept_vectors,
+    "concept_derivatives": concept_derivatives,
 }
 """Pictures that are computed from recorded values only, by name; see `Pictures._COMPUTED`."""
 

@@ -122,6 +122,20 @@ class RecordedValues:
         probe = self.run.spec.probes.get(name) if name != self.type else None
         return frozenset(map(str, probe.foreign)) if probe is not None else frozenset()
 
+    def grouped(self, node: str, step: int) -> tuple[NDArray[Any], NDArray[np.int64], list[str]]:
+        """Return the output of a node for the samples with a category, foreign ones included.
+
+        Returns:
+            The output [samples, ...], the number of the category of each sample, and the names of
+            the categories.
+        """
+        value = self.value(node, step)
+        labels = self.labels(step)[: len(value)]
+        places = [i for i, label in enumerate(labels) if label is not None]
+        names = sorted({str(labels[i]) for i in places})
+        groups = np.array([names.index(str(labels[i])) for i in places], np.int64)
+        return value[places], groups, names
+
     def classes(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the numbers of the samples that are not foreign, and their classes.
 

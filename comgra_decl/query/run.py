@@ -626,6 +626,12 @@ class Run(RunFacts):
         - `unit_effects_of_types`: the same between types of execution, at their last records up to
           the step; interventions are left out
         - `coactivation`: the correlation of each pair of units over samples and positions
+        - `concept_vectors`: the direction of length 1 that tells each category of samples from all
+          others in a node (ridge regression on the first, third, ... sample of each category);
+          `facts["accuracy"]` is that on the others
+        - `concept_derivatives`: the derivative of the loss along these directions at each sample of
+          the training step, from the recorded gradient; `facts["lowers_loss"]` is the share of the
+          samples at which it is negative, for each category
 
         Args:
             name: one of `pictures`.

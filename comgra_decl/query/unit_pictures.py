@@ -51,11 +51,8 @@ def top_samples(read: RecordedValues, step: int | None, node: str | None) -> Pic
 def unit_effects(read: RecordedValues, step: int | None, node: str | None) -> Picture:
     """Return the units ranked by how much they differ between categories; see `Run.picture`."""
     wanted, at = read.wanted("unit_effects", node), read.step(step, read.type)
-    labels, value = read.labels(at), read.value(wanted, at)
-    places = [i for i, label in enumerate(labels[: len(value)]) if label is not None]
-    names = sorted({str(labels[i]) for i in places})
-    groups = np.array([names.index(str(labels[i])) for i in places], np.int64)
-    active = units.activations(value, _axis(read, wanted, value))[places]
+    value, groups, names = read.grouped(wanted, at)
+    active = units.activations(value, _axis(read, wanted, value))
     return _ranked("unit_effects", active, groups, names, wanted, at)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import RidgeClassifier  # type: ignore[import-untyped]
 from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -50,7 +51,7 @@ def probe_batch() -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     return (x,), {}, [*map(str, classes.tolist()), *["letter"] * FOREIGN]
 
 
-def trained(root: Path, **probe: Any) -> Run:
+def trained(root: Path, *, gradients: bool = True, **probe: Any) -> Run:
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -58,7 +59,7 @@ def trained(root: Path, **probe: Any) -> Run:
         "nodes": {
             "all": {
                 "select": "**",
-                "capture": ["output", "output_grad", "parameter"],
+                "capture": ["output", "parameter", *(["output_grad"] if gradients else [])],
                 "values": True,
             }
         },
@@ -223,3 +224,50 @@ def test_effects_need_samples_of_two_categories_in_each_half(tmp_path: Path) -> 
     why = r"two of each of two categories; at step 4, 'act' has 4 samples of 3\. Raise `samples"
     with pytest.raises(UnknownNameError, match=why):
         few.picture("unit_effects", 4, "act")
+
+
+# -- concepts
+
+
+def test_concept_vectors_are_the_normals_of_scikit_learns_ridge_classifier(run: Run) -> None:
+    found = run.picture("concept_vectors", 4, "act")
+    names = found.labels["category"]
+    groups = np.array([names.index(label) for label in run.samples(4, type=EYES)["label"]])
+    values = run.value("act", 4, type=EYES).astype(np.float64)
+    flat, (first, second) = values.reshape(len(values), -1), halves(groups)
+    ridge = RidgeClassifier(alpha=1.0).fit(flat[first], groups[first])
+    wanted = ridge.coef_ / np.linalg.norm(ridge.coef_, axis=1, keepdims=True)
+    np.testing.assert_allclose(found.values.reshape(4, -1), wanted, atol=1e-10)
+    assert found.values.shape == (4, *values.shape[1:])
+    assert found.facts["accuracy"] == ridge.score(flat[second], groups[second])
+
+
+def test_concept_derivatives_are_those_of_the_loss(run: Run) -> None:
+    found = run.picture("concept_derivatives", 4, "act")
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+    classes = torch.arange(12) % CLASSES
+    for _ in range(4):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images(classes)), classes).backward()
+        optimizer.step()
+    hidden = model.act(model.conv(images(classes))).detach()
+    vectors = torch.from_numpy(run.picture("concept_vectors", 4, "act").values).float()
+    for category, vector in enumerate(vectors):
+        far = torch.zeros(12, requires_grad=True)  # how far each sample moves along the vector
+        moved = hidden + far.reshape(-1, 1, 1, 1) * vector
+        loss = F.cross_entropy(model.head(moved.mean((2, 3))), classes)
+        wanted = torch.autograd.grad(loss, far)[0].numpy()
+        places = run.samples(4)["place"].to_numpy()
+        np.testing.assert_allclose(found.values[category], wanted[places], rtol=1e-4, atol=1e-7)
+        assert found.facts["lowers_loss"][category] == (wanted < 0).mean()
+
+
+def test_concepts_need_two_categories_and_derivatives_a_gradient(tmp_path: Path) -> None:
+    one = trained(tmp_path, gradients=False, samples={"count": 1})
+    with pytest.raises(UnknownNameError, match=r"two categories; those of step 4 have 0\. Set"):
+        one.picture("concept_vectors", 4, "act")
+    two = trained(tmp_path / "two", gradients=False)
+    with pytest.raises(UnknownNameError, match="gradient"):
+        two.picture("concept_derivatives", 4, "act")
