@@ -27,6 +27,7 @@ from .judgements import confident_errors, foreign_auroc
 from .picture import Picture
 from .preview import axis_names
 from .recorded_values import RecordedValues
+from .separability import separability
 from .unit_pictures import (
     coactivation,
     dead_units,
@@ -58,6 +59,7 @@ _FURTHER: dict[str, Callable[[RecordedValues, int | None, str | None], Picture]]
     "coactivation": coactivation,
     "concept_vectors": concept_vectors,
     "concept_derivatives": concept_derivatives,
+    "separability": separability,
 }
 """Pictures that are computed from recorded values only, by name; see `Pictures._COMPUTED`."""
 

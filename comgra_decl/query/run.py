@@ -632,6 +632,8 @@ class Run(RunFacts):
         - `concept_derivatives`: the derivative of the loss along these directions at each sample of
           the training step, from the recorded gradient; `facts["lowers_loss"]` is the share of the
           samples at which it is negative, for each category
+        - `separability`: how far the samples in a node have collapsed, and their categories are
+          apart, by step: variability collapse (NC1), silhouette, effective rank
 
         Args:
             name: one of `pictures`.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import RidgeClassifier  # type: ignore[import-untyped]
-from sklearn.metrics import roc_auc_score  # type: ignore[import-untyped]
+from sklearn.metrics import roc_auc_score, silhouette_score  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -271,3 +271,19 @@ def test_concepts_need_two_categories_and_derivatives_a_gradient(tmp_path: Path)
     two = trained(tmp_path / "two", gradients=False)
     with pytest.raises(UnknownNameError, match="gradient"):
         two.picture("concept_derivatives", 4, "act")
+
+
+# -- clouds
+
+
+def test_the_separability_of_a_cloud_is_measured_at_each_step(run: Run) -> None:
+    found = run.picture("separability", node="act")
+    assert found.labels["step"] == [0, 2, 4]
+    assert found.facts == {"samples": [24] * 3, "categories": [4] * 3}
+    for step, (collapse, silhouette, rank) in zip((0, 2, 4), found.values, strict=True):
+        flat = run.value("act", step, type=EYES).reshape(24, -1).astype(np.float64)
+        labels = run.samples(step, type=EYES)["label"].tolist()
+        assert silhouette == pytest.approx(silhouette_score(flat, labels), rel=1e-8)
+        assert collapse > 0
+        assert 1 < rank <= 23
+    assert run.picture("separability", 2, "act").values.tolist() == found.values[1:2].tolist()
