@@ -268,7 +268,8 @@ class Pictures:
         matrix = likeness.cka_matrix([*values.values()])
         names = [*values]
         labels = {"node": names, "other node": names}
-        return Picture("likeness", matrix, ("node", "other node"), None, at, labels)
+        facts = {"samples": [len(value) for value in values.values()]}
+        return Picture("likeness", matrix, ("node", "other node"), None, at, labels, facts)
 
     def _over_time(self, step: int | None, node: str | None) -> Picture:
         wanted = self._read.wanted("likeness_over_steps", node)
@@ -276,7 +277,8 @@ class Pictures:
         matrix = likeness.cka_matrix([*values.values()])
         labels = {"step": [*values], "other step": [*values]}
         axes = ("step", "other step")
-        return Picture("likeness_over_steps", matrix, axes, wanted, None, labels)
+        facts = {"samples": [len(value) for value in values.values()]}
+        return Picture("likeness_over_steps", matrix, axes, wanted, None, labels, facts)
 
     def _confusion(self, step: int | None, node: str | None) -> Picture:
         output = node or self._read.output()

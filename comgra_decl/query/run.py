@@ -605,8 +605,10 @@ class Run(RunFacts):
 
         In addition to the pictures declared in the spec, these are computed from the records:
 
-        - `likeness`: CKA of all pairs of nodes at a step (unbiased; NaN below four samples)
-        - `likeness_over_steps`: CKA of a node between all pairs of steps
+        - `likeness`: CKA of all pairs of nodes at a step (unbiased; NaN below four samples);
+          `facts["samples"]` is the number of samples of each node
+        - `likeness_over_steps`: CKA of a node between all pairs of steps; `facts["samples"]` is the
+          number of samples at each step
         - `confusion`: counts of each class and predicted class, at each step or at one
         - `reliability`: confidence, accuracy and samples in ten bins of confidence, at a step
         - `linear_probe`: accuracy of a ridge classifier of each node's output on every other sample

@@ -317,9 +317,11 @@ def _likeness(found: Album) -> str:
         why = "CKA needs at least four samples; declare more with the probe's `samples`."
         return _missing("similarity of layers", why)
     names = found.likeness.labels["node"]
+    sizes = sorted({*found.likeness.facts["samples"]})
+    samples = count(sizes[0]) if len(sizes) == 1 else f"{count(sizes[0])} to {count(sizes[-1])}"
     return (
         '<div class="card"><h3>similarity of layers (CKA, unbiased)</h3>'
-        f"{_heat(found.likeness, names, 1.0, linked=True)}</div>"
+        f"{_heat(found.likeness, names, 1.0, linked=True)}<p>{samples} samples</p></div>"
     )
 
 

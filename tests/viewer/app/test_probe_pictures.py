@@ -306,5 +306,8 @@ def test_a_likeness_of_too_few_samples_says_how_many_it_needs() -> None:
     labels = {"node": ["a", "b"], "other node": ["a", "b"]}
     few = Picture("likeness", np.full((2, 2), np.nan), ("node", "other node"), None, 0, labels)
     assert "at least four samples" in _likeness(Album("eyes", 0, 0, likeness=few))
-    known = Picture("likeness", np.eye(2), ("node", "other node"), None, 0, labels)
-    assert "<table>" in _likeness(Album("eyes", 0, 0, likeness=known))
+    axes, facts = ("node", "other node"), {"samples": [12, 12]}
+    known = Picture("likeness", np.eye(2), axes, None, 0, labels, facts)
+    card = _likeness(Album("eyes", 0, 0, likeness=known))
+    assert "<table>" in card
+    assert "12 samples" in card
