@@ -287,3 +287,29 @@ def test_the_separability_of_a_cloud_is_measured_at_each_step(run: Run) -> None:
         assert collapse > 0
         assert 1 < rank <= 23
     assert run.picture("separability", 2, "act").values.tolist() == found.values[1:2].tolist()
+
+
+# -- all pictures
+
+
+def test_a_picture_becomes_an_array_of_xarray_with_names_and_labels(run: Run) -> None:
+    pytest.importorskip("xarray")
+    likeness = run.picture("likeness", 4)
+    array = likeness.to_xarray()
+    assert (array.name, array.dims) == ("likeness", ("node", "other node"))
+    wanted = likeness.values[likeness.labels["node"].index("conv")]
+    np.testing.assert_array_equal(array.sel(node="conv"), wanted)
+    assert array.attrs == {"node": None, "step": 4, "samples": [24] * len(wanted)}
+    derivatives = run.picture("concept_derivatives", 4, "act").to_xarray()
+    assert derivatives.dims == ("category", "sample")
+    assert derivatives.coords["label"].values.tolist() == run.samples(4)["label"].tolist()
+    cloud = run.embedding("act").to_xarray()
+    np.testing.assert_array_equal(cloud.sel(step=2), run.embedding("act").values[1])
+    ranked = run.picture("unit_effects", 4, "act").to_xarray()
+    assert ranked.sel(quantity="effect").shape == (5,)
+
+
+def test_the_number_of_samples_of_a_likeness_is_known(run: Run) -> None:
+    picture = run.picture("likeness", 4)
+    assert picture.facts == {"samples": [24] * len(picture.labels["node"])}
+    assert run.picture("likeness_over_steps", node="act").facts == {"samples": [24] * 3}
