@@ -70,6 +70,9 @@ _COLOUR = (colour_at, signed_colour)
 _PLACES = (np.linspace(0, 1, 128).tolist(), np.linspace(-1, 1, 128).tolist())
 """Colours of a scale, and of one that diverges from zero, and their places on it."""
 
+_ONE_BY_ONE = {"sample": 1, "unit": 2, "category": 2}
+"""Axes of which one entry is drawn if the picture has more axes than this."""
+
 _DPI = 144  # of PNG files
 
 _STATIC = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
@@ -301,7 +304,7 @@ class RunPlots:
             name: name of the picture.
             step: the step; by default, the last one that has the picture.
             node: the node; required if the picture shows several.
-            sample: number of the sample, if the picture has a value for each.
+            sample: number of the sample, unit or category, if the picture has an image for each.
             type: type of execution, such as "probe:eyes"; by default, the first probe.
 
         Raises:
@@ -310,11 +313,13 @@ class RunPlots:
         found = self._run.picture(name, step, node, type=type)
         values, axes = np.asarray(found.values, np.float64), [*found.axes]
         at = found.step
+        if not values.size:
+            raise UnknownNameError(f"the picture {name!r} has no numbers to draw at step {at}.")
         if axes[0] == "step" and values.ndim > 2:  # such as the confusion matrix
             at, values, axes = found.labels["step"][-1], values[-1], axes[1:]
-        if axes[0] == "sample" and len(axes) > 1:
+        if len(axes) > _ONE_BY_ONE.get(axes[0], len(axes)):
             if not 0 <= sample < len(values):
-                raise UnknownNameError(f"there is no sample {sample}; there are {len(values)}.")
+                raise UnknownNameError(f"there is no {axes[0]} {sample}; there are {len(values)}.")
             values, axes = values[sample], axes[1:]
         while values.ndim > 2:
             values, axes = values.sum(0), axes[1:]

@@ -13,6 +13,7 @@ from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import (
     EIGENVALUES,
     LENS_TOKENS,
+    MAXIMISED,
     PICTURE_PREFIX,
     PICTURES,
     PROBE_PREFIX,
@@ -20,6 +21,7 @@ from comgra_decl.records import (
     SLICE,
     SlotInfo,
 )
+from comgra_decl.spec.axes import name_axes
 from comgra_decl.spec.pictures import HessianSpec
 
 from .concepts import concept_derivatives, concept_vectors
@@ -134,7 +136,11 @@ class Pictures:
     ) -> Picture:
         if slots[0].key.role.partition(".")[0] in (EIGENVALUES, SLICE):
             return self._landscape(name, slots, step, node)
-        beside = {slot.key: slot for slot in slots if slot.key.role.endswith(LENS_TOKENS)}
+        beside = {
+            slot.key: slot
+            for slot in slots
+            if slot.key.role.endswith(LENS_TOKENS) or slot.key.role.startswith(f"{MAXIMISED}.")
+        }
         slots = [slot for slot in slots if slot.key not in beside]
         nodes = [slot.key.node for slot in slots]
         if node is None and len(slots) > 1:
@@ -159,6 +165,8 @@ class Pictures:
         ).value(at, type=type_)
         record = self._snapshot.record(at, type_)
         facts = dict(self._snapshot.view.extra(record).get(PICTURES, {}).get(name, {}))
+        if slot.key.role == MAXIMISED:
+            return self._maximised(name, slot, at, facts)
         tokens = beside.get(slot.key._replace(role=slot.key.role + LENS_TOKENS))
         if tokens is not None:
             facts["tokens"] = self._snapshot.view.value(record, tokens.id)
@@ -171,6 +179,21 @@ class Pictures:
             dims = ("position", *dims[1:])
         labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         return Picture(name, values, (SAMPLE, *dims), slot.key.node, at, labels, facts)
+
+    def _maximised(self, name: str, slot: SlotInfo, at: int, facts: dict[str, Any]) -> Picture:
+        """Return the inputs that maximise units of a layer, [units, ...]."""
+        view, record = self._snapshot.view, self._snapshot.record(at, self._type_of(slot))
+        keys = {other.key: other.id for other in view.slots}
+        for end in ("value", "start"):
+            place = keys[slot.key._replace(role=f"{MAXIMISED}.{end}")]
+            facts[end] = np.asarray(view.value(record, place))[0].tolist()
+        values = np.asarray(view.value(record, slot.id))[0]
+        facts["units"] = facts["units"] or [*range(len(values))]
+        dims = name_axes(
+            values.shape[1:], kind="input", node="input", role=facts["input"], module_class=""
+        )
+        labels = {"unit": facts["units"]}
+        return Picture(name, values, ("unit", *dims), slot.key.node, at, labels, facts)
 
     def _type_of(self, slot: SlotInfo) -> str:
         """Return the probe on which a picture is based, according to the run's spec."""

@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.pictures import predictions, units
 from comgra_decl.records import INTERVENTION_PREFIX, SAMPLE
+from comgra_decl.spec.axes import unit_axis
 
 from .picture import Picture
 from .preview import axis_names
 from .recorded_values import RecordedValues
-
-_UNITS = ("channel", "feature", "unit")
-"""Possible names of the axis whose entries are the units of a layer."""
 
 _TOP = 8
 """Number of samples shown for each unit."""
@@ -114,4 +112,4 @@ def _axis(read: RecordedValues, node: str, value: NDArray[Any]) -> int:
     if value.ndim < 2 or not value.size:
         raise UnknownNameError(f"{node!r} has the shape {value.shape}, so it has no units.")
     names = axis_names(read.slot(node), value.shape[1:], whole_numbers=False)
-    return 1 + next((i for i, name in enumerate(names) if name in _UNITS), len(names) - 1)
+    return 1 + unit_axis(names)

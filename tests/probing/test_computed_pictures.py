@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,17 @@ def probe_batch() -> tuple[tuple[Any, ...], dict[str, Any], list[Any]]:
     """Samples of all classes, followed by those of a category that the model does not know."""
     torch.manual_seed(7)
     classes = torch.arange(KNOWN) % CLASSES
-    x = torch.cat([images(classes), 0.1 * torch.randn(FOREIGN, 1, 6, 6)])
+    x = torch.cat([images(classes), 0.8 * torch.randn(FOREIGN, 1, 6, 6)])
     return (x,), {}, [*map(str, classes.tolist()), *["letter"] * FOREIGN]
 
 
-def trained(root: Path, *, gradients: bool = True, **probe: Any) -> Run:
+def trained(
+    root: Path,
+    *,
+    gradients: bool = True,
+    pictures: Mapping[str, Any] | None = None,
+    **probe: Any,
+) -> Run:
     torch.manual_seed(0)
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
@@ -64,6 +71,7 @@ def trained(root: Path, *, gradients: bool = True, **probe: Any) -> Run:
             }
         },
         "schedule": {"first": 100},
+        "pictures": pictures or {},
         "samples": {"count": KNOWN + FOREIGN, "by": "target"},
         "probes": {
             "eyes": {

@@ -16,11 +16,12 @@ from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
 from comgra_decl.query.attributions import by_token
-from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
+from comgra_decl.records import LENS_TOKENS, MAXIMISED, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
-from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, nearest
+from comgra_decl.viewer.model.table_cards import TableCard, table_cards
 from comgra_decl.viewer.model.tokens import joined, labels
 
 _MOST_SAMPLES = 64
@@ -155,6 +156,7 @@ class Album:
         reliability: confidence and accuracy in bins; None if there are no outputs for classes.
         decoded: how well the class can be predicted from each node, [1, nodes]; None if it cannot.
         effects: the effects of the interventions on the probe.
+        tables: what is computed from the records of the step, for the samples and the node.
         exhibits: what the program has shown, at the last step up to the selected one.
     """
 
@@ -172,6 +174,7 @@ class Album:
     effects: tuple[EffectTable, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
     lenses: tuple[Lens, ...] = ()
+    tables: tuple[TableCard, ...] = ()
 
 
 def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
@@ -226,6 +229,7 @@ def album(view: RunView, at: Selection, method: str = "pca") -> Album:
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
         _lenses(view, type_, step, sample),
+        table_cards(view, type_, step, at.node),
     )
 
 
@@ -355,6 +359,8 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             cards.append(Card(f"{name} ({fact['method']})", missing=str(fact["refused"])))
     for slot in slots:
         name = slot.pass_.removeprefix(PICTURE_PREFIX)
+        if slot.role == MAXIMISED and name in extra:
+            cards.append(_maximised(view, slot, extra[name], type_, step))
         if name not in extra or slot.batch_dim is None:
             continue
         fact = extra[name]
@@ -377,6 +383,25 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
         drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
         cards.append(Card(title, drawn, -bound, bound, note))
     return tuple(cards)
+
+
+def _maximised(view: RunView, slot: Slot, fact: dict[str, Any], type_: str, step: int) -> Card:
+    """Return the inputs that maximise units of a layer, side by side; channels are added up."""
+    title = f"{slot.pass_.removeprefix(PICTURE_PREFIX)}: maximise, {slot.node}"
+    try:
+        flat = np.stack([_flat(value) for value in view.value(slot, step, type_)[0]])
+    except ComgraError as error:
+        return Card(title, missing=str(error))
+    bound = float(np.abs(flat[np.isfinite(flat)]).max(initial=0.0))
+    across = int(np.ceil(np.sqrt(len(flat))))
+    down = -(-len(flat) // across)
+    sheet = np.full((down * across, flat.shape[1] + 1, flat.shape[2] + 1), np.nan)
+    sheet[: len(flat), :-1, :-1] = flat / (bound or 1.0)
+    rows = sheet.reshape(down, across, *sheet.shape[1:]).transpose(0, 2, 1, 3)
+    drawn = png(_signed(rows.reshape(down * sheet.shape[1], -1)[:-1, :-1]))
+    units = fact["units"] or range(len(flat))
+    note = f"inputs that maximise the units {', '.join(map(str, units))}"
+    return Card(title, drawn, -bound, bound, note)
 
 
 def _lenses(view: RunView, type_: str, step: int, sample: int) -> tuple[Lens, ...]:

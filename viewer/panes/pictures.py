@@ -24,6 +24,7 @@ from comgra_decl.viewer.model.pictures import (
     album,
     layouts_here,
 )
+from comgra_decl.viewer.model.table_cards import TableCard
 from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
@@ -183,6 +184,7 @@ def _page(found: Album, node: str, effects: str) -> str:
     cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
     cards += _cloud(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
     cards += _reliability(found.reliability) + _decoded(found.decoded, found.step)
+    cards += "".join(map(_table, found.tables))
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
         f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
@@ -420,6 +422,22 @@ def _decoded(found: Picture | None, step: int) -> str:
         f"{scale}{''.join(marks)}{texts}</svg></div>"
         f"<p>accuracy of a linear classifier of each layer's values, on {count(tested)} samples to "
         f"which it was not fitted, at step {count(step)}</p></div>"
+    )
+
+
+def _table(table: TableCard) -> str:
+    """Return a card with a table; rows that belong to a sample select it."""
+    head = "".join(f"<th>{_e(column)}</th>" for column in table.columns)
+    rows = []
+    for i, row in enumerate(table.rows):
+        send = f' tabindex="0" data-send="sample:{table.samples[i]}"' if table.samples else ""
+        first, *others = map(_e, row)
+        cells = "".join(f"<td>{cell}</td>" for cell in others)
+        rows.append(f"<tr><th{send}>{first}</th>{cells}</tr>")
+    body = f"<tbody>{''.join(rows)}</tbody>"
+    return (
+        f'<div class="card"><h3>{_e(table.title)}</h3><table><thead><tr>{head}</tr></thead>'
+        f"{body}</table><p>{_e(table.note)}</p></div>"
     )
 
 
