@@ -504,7 +504,7 @@ COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
     *("spectrum", "flow", "loss_cam", "dead_units", "confident_errors", "foreign_auroc"),
     *("top_samples", "unit_effects", "unit_effects_of_types", "coactivation"),
-    *("concept_vectors", "concept_derivatives", "separability"),
+    *("concept_vectors", "concept_derivatives", "separability", "lens_from_records"),
 )
 """The pictures that can be computed from records alone; no declared picture has these names."""
 

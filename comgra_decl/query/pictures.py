@@ -28,6 +28,7 @@ from .concepts import concept_derivatives, concept_vectors
 from .judgements import confident_errors, foreign_auroc
 from .picture import Picture
 from .preview import axis_names
+from .recorded_lens import lens_from_records
 from .recorded_values import RecordedValues
 from .separability import separability
 from .unit_pictures import (
@@ -62,6 +63,7 @@ _FURTHER: dict[str, Callable[[RecordedValues, int | None, str | None], Picture]]
     "concept_vectors": concept_vectors,
     "concept_derivatives": concept_derivatives,
     "separability": separability,
+    "lens_from_records": lens_from_records,
 }
 """Pictures that are computed from recorded values only, by name; see `Pictures._COMPUTED`."""
 

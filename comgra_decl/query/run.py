@@ -636,6 +636,9 @@ class Run(RunFacts):
           samples at which it is negative, for each category
         - `separability`: how far the samples in a node have collapsed, and their categories are
           apart, by step: variability collapse (NC1), silhouette, effective rank
+        - `lens_from_records`: the logit lens of each layer of a language model, whose norm and head
+          were recorded: the log-probability of the token that the model predicts at each position;
+          `facts["tokens"]` are those that the layers would predict
 
         Args:
             name: one of `pictures`.
