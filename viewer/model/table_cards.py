@@ -123,7 +123,7 @@ def _effects(view: RunView, found: Picture, type_: str) -> TableCard:
         rows.append(
             (
                 f"{unit:.0f}",
-                names[int(category)],
+                MISSING if effect != effect else names[int(category)],
                 _number(effect),
                 _number(again),
                 ", ".join(map(str, best)),

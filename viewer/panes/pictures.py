@@ -184,7 +184,7 @@ def _page(found: Album, node: str, effects: str) -> str:
     cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
     cards += _cloud(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
     cards += _reliability(found.reliability) + _decoded(found.decoded, found.step)
-    cards += "".join(map(_table, found.tables))
+    cards += "".join(_table(table, len(found.tiles)) for table in found.tables)
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
         f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
@@ -425,12 +425,13 @@ def _decoded(found: Picture | None, step: int) -> str:
     )
 
 
-def _table(table: TableCard) -> str:
-    """Return a card with a table; rows that belong to a sample select it."""
+def _table(table: TableCard, tiles: int) -> str:
+    """Return a card with a table; rows that belong to a sample in the gallery select it."""
     head = "".join(f"<th>{_e(column)}</th>" for column in table.columns)
     rows = []
     for i, row in enumerate(table.rows):
-        send = f' tabindex="0" data-send="sample:{table.samples[i]}"' if table.samples else ""
+        leads = bool(table.samples) and table.samples[i] < tiles
+        send = f' tabindex="0" data-send="sample:{table.samples[i]}"' if leads else ""
         first, *others = map(_e, row)
         cells = "".join(f"<td>{cell}</td>" for cell in others)
         rows.append(f"<tr><th{send}>{first}</th>{cells}</tr>")
