@@ -20,6 +20,7 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import panel as pn
+from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run, at_steps, clock_of
@@ -317,12 +318,7 @@ class RunPlots:
             raise UnknownNameError(f"the picture {name!r} has no numbers to draw at step {at}.")
         if axes[0] == "step" and values.ndim > 2:  # such as the confusion matrix
             at, values, axes = found.labels["step"][-1], values[-1], axes[1:]
-        if len(axes) > _ONE_BY_ONE.get(axes[0], len(axes)):
-            if not 0 <= sample < len(values):
-                raise UnknownNameError(f"there is no {axes[0]} {sample}; there are {len(values)}.")
-            values, axes = values[sample], axes[1:]
-        while values.ndim > 2:
-            values, axes = values.sum(0), axes[1:]
+        values, axes = _one_image(values, axes, sample)
         when = "" if at is None else f"step {at}"
         label = " \u00b7 ".join(filter(None, [name, found.node, when]))
         labels = [found.labels.get(axis) for axis in axes]
@@ -821,6 +817,19 @@ def _metric(table: pd.DataFrame, dimension: str, smoothing: Any, *, x: str = "st
     smooth = smoothed(np.asarray(values, np.float64), smoothing)
     points = pd.DataFrame({x: table[x].to_numpy(), dimension: smooth})
     return hv.Curve(points, x, dimension)
+
+
+def _one_image(
+    values: NDArray[np.float64], axes: list[str], sample: int
+) -> tuple[NDArray[np.float64], list[str]]:
+    """Return at most two axes of a picture: those of one sample, with leading axes added up."""
+    if len(axes) > _ONE_BY_ONE.get(axes[0], len(axes)):
+        if not 0 <= sample < len(values):
+            raise UnknownNameError(f"there is no {axes[0]} {sample}; there are {len(values)}.")
+        values, axes = values[sample], axes[1:]
+    while values.ndim > 2:
+        values, axes = values.sum(0), axes[1:]
+    return values, axes
 
 
 def _check_metric(name: str, there: Iterable[str]) -> None:
