@@ -37,6 +37,7 @@ class TokenSubject(Subject):
         super().__init__(of.copy, of.samples)
         self.rewind = of.rewind
         self.facts = {"score": target.score}
+        self._unchanged = of.unchanged
         self._target = target
         self._length = 0
         self._other: torch.Tensor | None = None
@@ -71,9 +72,7 @@ class TokenSubject(Subject):
         Raises:
             ProbeError: there is no such token.
         """
-        with torch.no_grad():
-            scores = self.call()
-        wanted = self._target
+        scores, wanted = self.scores(), self._target
         if wanted.token == "top":
             found = scores.argmax(1)
         elif wanted.token == "next":
@@ -153,7 +152,7 @@ def covered_tokens(
         raise ProbeError(f"a window of {width} positions does not fit: the input has {size}")
     cover = _cover(spec, subject, point)
     with torch.no_grad():
-        whole = subject.explained(subject.call(point), classes, spec.target)
+        whole = subject.explained(subject.scores(), classes, spec.target)
         total = torch.zeros(value.shape[:2], dtype=whole.dtype, device=value.device)
         times = torch.zeros(size, dtype=whole.dtype, device=value.device)
         begin = 0

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
-from comgra_decl.hooks.probing.passes import parts_of, with_copies
+from comgra_decl.hooks.probing.passes import parts_of
+from comgra_decl.hooks.probing.places import with_copies
 from comgra_decl.hooks.probing.samples import Samples, call_named, widened
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.spec.interventions import DifferenceMeasure, FunctionMeasure, Measure

@@ -136,12 +136,10 @@ def _integrated_gradients(
         there = replace(point, value=baseline + float(node) * difference)
         total += float(weight) * _gradient(subject, there, classes, spec).double()
     values = (total * difference).to(point.value.dtype)
-    ends = []
-    for value in (point.value, baseline):
-        with torch.no_grad():
-            scores = subject.call(replace(point, value=value.clone()))
-        ends.append(subject.explained(scores, classes, spec.target).double())
-    change = ends[0] - ends[1]
+    with torch.no_grad():
+        ends = subject.scores(), subject.call(replace(point, value=baseline))
+    at_input, at_baseline = (subject.explained(e, classes, spec.target).double() for e in ends)
+    change = at_input - at_baseline
     gap = values.double().flatten(1).sum(1) - change
     facts = {"gap": gap.tolist(), "difference": change.tolist()}
     return Drawn([Map(point.node, point.role, values)], facts)
@@ -266,7 +264,7 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
     over = tuple(range(value.dim() - dims, value.dim()))
     cover = value.mean(over, keepdim=True) if spec.baseline == "mean" else spec.baseline
     with torch.no_grad():
-        whole = subject.explained(subject.call(point), classes, spec.target)
+        whole = subject.explained(subject.scores(), classes, spec.target)
         total = torch.zeros((len(value), *size), dtype=whole.dtype, device=value.device)
         times = torch.zeros(size, dtype=whole.dtype, device=value.device)
         for window in _windows(size, spec.window, spec.stride):

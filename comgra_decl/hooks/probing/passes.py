@@ -6,7 +6,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -370,14 +370,6 @@ def parts_of(output: Any, *, count: int, times: int) -> Iterator[Any]:
         yield part
 
 
-def with_copies(output: Any) -> Any:
-    """Return a nested output with copies of its tensors, which others may write to."""
-    with suppress(ProbeError):  # of a type whose contents cannot be replaced
-        for _, tensor in tensors_in(output):
-            output = with_tensor(output, tensor, tensor.clone())
-    return output
-
-
 class Study:
     """The samples and the copy of the model at one record, for passes with and without changes.
 
@@ -417,11 +409,8 @@ class Study:
 
     def observe(self, watch: Watch | None = None) -> None:
         """Make the unchanged pass."""
-        args, kwargs = self.subject.samples.to(self.subject.copy.device)
         remembering = Remembering(self._wanted, watch)
-        with torch.no_grad():
-            # The model may return a buffer, to which the next pass writes.
-            self.output = with_copies(self.subject.copy.run(args, kwargs, watch=remembering))
+        self.output = self.subject.observe(remembering).output
         self.clean, self.seen = remembering.values, remembering.seen
 
     @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from torch import nn
 from comgra_decl.errors import ProbeError, did_you_mean
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.copying import CleanCopy
+from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.spec.globs import matches
 from comgra_decl.spec.interventions import KNOWN_PARTS, PartSpec, PlaceSpec
 from comgra_decl.spec.nodes import Selector
@@ -177,6 +179,14 @@ def with_tensor(value: Any, old: torch.Tensor, new: torch.Tensor) -> Any:
             object.__setattr__(filled, field.name, with_tensor(child, old, new))
         return filled
     return value
+
+
+def with_copies(output: Any) -> Any:
+    """Return a nested output with copies of its tensors, which others may write to."""
+    with suppress(ProbeError):  # of a type whose contents cannot be replaced
+        for _, tensor in tensors_in(output):
+            output = with_tensor(output, tensor, tensor.clone())
+    return output
 
 
 def division(name: str, part: PartSpec, shape: Sequence[int], heads: int | None) -> Division:

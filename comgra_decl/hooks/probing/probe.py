@@ -387,12 +387,14 @@ class Probe:
             subject.rewind = Rewind(subject.copy) if study is None else study.rewind
         keeps = self._spec.values or self._keeps_inputs
         reading = self._reading(pending, subject, values=self._spec.values, inputs=keeps)
-        if study is None:
+        if study is not None:
+            study.observe(reading)
+        elif self._pictures:
+            subject.observe(reading)
+        else:
             args, kwargs = subject.samples.to(subject.copy.device)
             with torch.no_grad():
                 subject.copy.run(args, kwargs, watch=reading)
-        else:
-            study.observe(reading)
         facts: dict[str, Any] = {}
         made: dict[str, Drawn] = {}
         refused: dict[str, list[str]] = {}

@@ -41,9 +41,8 @@ def loss_slice(spec: LossSliceSpec, subject: Subject) -> Drawn:
     line[spec.points // 2] = 0.0  # exactly the step's parameters
     sizes = [spec.points] * len(directions)
     losses = np.full(sizes, np.nan)
-    args, kwargs = subject.samples.to(subject.copy.device)
+    gauge = Gauge(spec, subject.samples, subject.unchanged.output)
     with torch.no_grad():
-        gauge = Gauge(spec, subject.samples, subject.run(args, kwargs, None))
         for place in product(*map(range, sizes)):
             with _moved(parameters, directions, [float(line[i]) for i in place]):
                 args, kwargs = subject.samples.to(subject.copy.device)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
+from comgra_decl.hooks.probing.places import with_copies
 from comgra_decl.hooks.probing.samples import Samples, widened
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.spec.nodes import Selectors
@@ -91,6 +92,19 @@ class Point:
 
 
 @dataclass(frozen=True)
+class Unchanged:
+    """What the first pass of the samples has returned, which changes nothing.
+
+    Attributes:
+        output: the output of the model, in tensors of its own.
+        embedded: the output of the embedding that was called first; None if none was called.
+    """
+
+    output: Any
+    embedded: Point | None
+
+
+@dataclass(frozen=True)
 class Map:
     """One part of a picture.
 
@@ -137,12 +151,35 @@ class Subject:
         self.samples = samples
         self.rewind: Callable[[], None] = lambda: None
         self.facts: dict[str, Any] = {}
+        self._unchanged: Unchanged | None = None
         self._classes = None if samples.classes is None else samples.classes.to(copy.device)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None) -> Any:
         """Return the output of the copy, which starts from the same state each time."""
         self.rewind()
         return self.copy.run(args, kwargs, watch=watch)
+
+    def observe(self, watch: Watch | None = None) -> Unchanged:
+        """Make the first pass, which is that of the record; pictures reuse what it returns."""
+        args, kwargs = self.samples.to(self.copy.device)
+        first = _FirstEmbedding(watch)
+        with torch.no_grad():
+            output = with_copies(self.run(args, kwargs, first))  # it may be a buffer
+        self._unchanged = Unchanged(output, first.point)
+        return self._unchanged
+
+    @property
+    def unchanged(self) -> Unchanged:
+        """What the first pass has returned."""
+        return self._unchanged or self.observe()
+
+    def scores(self) -> torch.Tensor:
+        """Return the outputs in the first pass, as `call` does.
+
+        Raises:
+            ProbeError: the model returns something else.
+        """
+        return self.scores_of(self.unchanged.output)
 
     def call(self, point: Point | None = None, tap: Tap | None = None) -> torch.Tensor:
         """Return the outputs of the model, [samples] or [samples, classes].
@@ -227,17 +264,9 @@ class Subject:
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(self.samples):
                 role = "input" if path == "[0]" else f"input{path}"
                 return Point(None, role, tensor, path)
-        embeddings = {
-            self.copy.paths[id(module)]
-            for module in self.copy.module.modules()
-            if isinstance(module, nn.Embedding)
-        }
-        tap = Tap(frozenset(embeddings))
-        with torch.no_grad():
-            self.run(args, kwargs, tap)
-        for path, value in tap.outputs.items():
-            return Point(path, "output", value)
-        raise ProbeError("the model receives neither floating-point inputs nor tokens to embed")
+        if self.unchanged.embedded is None:
+            raise ProbeError("the model receives neither floating-point inputs nor tokens to embed")
+        return self.unchanged.embedded
 
     def classes(self, target: Target) -> torch.Tensor | None:
         """Return the class that the picture of each sample explains; None if there are no classes.
@@ -245,8 +274,7 @@ class Subject:
         Raises:
             ProbeError: the classes are unknown or do not exist.
         """
-        with torch.no_grad():
-            scores = self.call()
+        scores = self.scores()
         if scores.dim() == 1:
             return None
         if target == "top":
@@ -276,6 +304,30 @@ class Subject:
         if target == "loss":
             return F.cross_entropy(scores, classes, reduction="none")
         return scores.gather(1, classes[:, None])[:, 0]
+
+
+class _FirstEmbedding:
+    """Keeps a copy of what the first embedding returns.
+
+    Args:
+        inner: observes the same calls.
+    """
+
+    def __init__(self, inner: Watch | None) -> None:
+        self.point: Point | None = None
+        self._inner = inner
+
+    def before(
+        self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Pass the call on."""
+        return None if self._inner is None else self._inner.before(path, module, args, kwargs)
+
+    def after(self, path: str, module: nn.Module, output: Any) -> Any:
+        """Keep the output, and return it unchanged."""
+        if self.point is None and isinstance(module, nn.Embedding):
+            self.point = Point(path, "output", output.detach().clone())
+        return output if self._inner is None else self._inner.after(path, module, output)
 
 
 def _replaced(
