@@ -175,6 +175,8 @@ def _require_second(gradients: Sequence[torch.Tensor]) -> None:
 def _derived(compute: Callable[[], tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
     try:
         return compute()
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         raise ProbeError(
             "an operation of the model has no second derivative, which a Hessian needs: "

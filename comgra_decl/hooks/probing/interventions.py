@@ -191,6 +191,9 @@ class Interventions:
             name: the intervention.
             study: the samples, after the unchanged pass.
             watch: observes the calls, unless the intervention is swept.
+
+        Raises:
+            OutOfMemoryError: the device has too little memory, and the copy may move to the CPU.
         """
         try:
             spec = self._declared[name]
@@ -200,6 +203,8 @@ class Interventions:
             else:
                 made = _whole(spec, edits, route, study, watch)
         except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) and not study.subject.copy.moved:
+                raise
             self._over.add(name)
             self._warn(f"intervention {name!r} is not made: {reason_of(error)}")
             return None

@@ -81,6 +81,8 @@ class Lens:
                 given = hidden if translate is None else F.linear(hidden, *translate)
                 seen = given if self.norm is None else self._modules[self.norm](given)
                 logits = self._modules[self.head](seen)
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 through = " and ".join(filter(None, (self.norm, self.head)))
                 raise ProbeError(

@@ -171,6 +171,8 @@ class Edit(Target):
             )
             self._check_direction(tensor)
             new = changed(self.spec.do, tensor, clean, samples)
+        except torch.OutOfMemoryError:
+            raise
         except Exception as error:
             tensor_of = f"{path or 'the model'}, {self.spec.role}"
             raise ProbeError(f"{tensor_of}: {reason_of(error)}") from error

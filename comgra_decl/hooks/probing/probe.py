@@ -62,6 +62,8 @@ _NEVER = (
     "record yet"
 )
 
+_FULL = "{} lacks memory for passes of the copy, so the copy is on the CPU"
+
 _OTHERS = (
     "its samples are not those of the earlier sessions, so that records before and after this step "
     "cannot be compared: {}"
@@ -131,6 +133,7 @@ class Probe:
         self._kept = False  # whether a record of this session contains the samples
         self._began = False  # whether there were any samples to put through a copy
         self._over = False  # whether the model cannot be probed
+        self._host = False  # whether the device has too little memory for the copy's passes
         self._steps = 0  # recorded training steps so far
         self._countdown = Countdown(own.schedule, clock=time.monotonic)
         self._allowance = Allowance(own.schedule.budget, say=say, whose=probe_type(name))
@@ -183,7 +186,7 @@ class Probe:
         autocast = Autocast.now(device.type)
         try:
             with secluded(device):
-                copy = CleanCopy(module, paths)
+                copy = CleanCopy(module, paths, host=self._host)
                 if self._samples is None and self._first is None:
                     self._mask = declared_mask(self._spec.mask)
                     self._take_samples(module, args, kwargs, copy.device)
@@ -194,7 +197,7 @@ class Probe:
         except Exception as error:
             self._refuse(reason_of(error))
             return
-        if copy.moved:
+        if copy.moved and not self._host:
             self._warn(f"{device} lacks memory for a copy of the model, so the copy is on the CPU")
         took = time.perf_counter() - began
         self.pending = Pending(copy, plan, autocast, iteration, took)
@@ -299,10 +302,12 @@ class Probe:
             return
         self._began = True
         began = time.perf_counter()
-        records: list[RawStep] = []
+        records: list[RawStep] | None = []
         try:
-            with secluded(pending.copy.device):
-                records.extend(self._records(pending, info, table))
+            records = self._recorded(pending, info, table)
+            if records is None:
+                pending = self._moved(pending)
+                records = self._recorded(pending, info, table)
         except ProbeError as error:
             self._refuse(str(error))
         except Exception as error:
@@ -314,15 +319,47 @@ class Probe:
             self._countdown.recorded(number)
             self._allowance.charge(began - pending.seconds, cost, step=0.0)
             self._allowance.correct(0.0, cost=cost)
-        yield from records
+        yield from records or ()
 
-    def _records(self, pending: Pending, info: StepInfo, table: SlotTable) -> Iterator[RawStep]:
-        samples = self._chosen()
-        subject = Subject(pending.copy, samples)
-        subject.copy.set_mode(_TRAINING[self._spec.mode])
-        study = None
+    def _recorded(self, pending: Pending, info: StepInfo, table: SlotTable) -> list[RawStep] | None:
+        """Return the records; None if the device has too little memory, and the CPU may have it."""
+        copy = pending.copy
+        with secluded(copy.device):
+            subject = Subject(copy, self._chosen())
+            copy.set_mode(_TRAINING[self._spec.mode])
+            try:
+                return [*self._records(pending, subject, info, table)]
+            except torch.OutOfMemoryError:
+                if copy.moved:
+                    raise
+            subject.rewind()
+        return None
+
+    def _moved(self, pending: Pending) -> Pending:
+        """Move the copy to the CPU, where further copies are made at once."""
+        self._capture.drop()
+        with secluded(pending.copy.device):
+            copy = CleanCopy(pending.copy.module, pending.copy.paths, host=True)
+        pending.copy.close()
+        self._host = True
+        self._warn(_FULL.format(pending.copy.device))
+        return replace(pending, copy=copy)
+
+    def _records(
+        self,
+        pending: Pending,
+        subject: Subject,
+        info: StepInfo,
+        table: SlotTable,
+    ) -> Iterator[RawStep]:
+        samples, study = subject.samples, None
         if self._interventions is not None:
             study = self._interventions.study(subject, labels=samples.labels)
+            subject.rewind = study.rewind
+        elif self._pictures or subject.copy.device.type != "cpu":  # whose memory may not suffice
+            from comgra_decl.hooks.probing.passes import Rewind
+
+            subject.rewind = Rewind(subject.copy)
         self._begin(samples)
         with _under(pending.autocast, subject.copy):
             facts = self._run(pending, subject, study)
@@ -337,8 +374,16 @@ class Probe:
             return
         for name in self._interventions.due():
             self._begin(samples)
-            with _under(pending.autocast, subject.copy):
-                made = self._intervene(name, self._interventions, study, pending)
+            try:
+                with _under(pending.autocast, subject.copy):
+                    made = self._intervene(name, self._interventions, study, pending)
+            except torch.OutOfMemoryError:  # the record of the probe is already complete
+                self._host = True
+                self._warn(
+                    f"{_FULL.format(subject.copy.device)} from the next record on. Until "
+                    f"then, there is no intervention {name!r}"
+                )
+                return
             if made is not None:
                 extra = {INTERVENTION: made.facts}
                 yield self._closed(intervention_type(name), samples, extra, info, table)
@@ -381,10 +426,6 @@ class Probe:
 
     def _run(self, pending: Pending, subject: Subject, study: Study | None) -> dict[str, Any]:
         """Pass the samples through the copy, read its tensors, and make the pictures."""
-        if self._pictures:
-            from comgra_decl.hooks.probing.passes import Rewind
-
-            subject.rewind = Rewind(subject.copy) if study is None else study.rewind
         keeps = self._spec.values or self._keeps_inputs
         reading = self._reading(pending, subject, values=self._spec.values, inputs=keeps)
         if study is not None:
@@ -402,6 +443,8 @@ class Probe:
             try:
                 result = drawn(picture, subject)
             except Exception as error:
+                if isinstance(error, torch.OutOfMemoryError) and not subject.copy.moved:
+                    raise
                 reason = reason_of(error)
                 facts[name] = {"method": str(picture.method), "refused": reason}
                 refused.setdefault(reason, []).append(repr(name))
