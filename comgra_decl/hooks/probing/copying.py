@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
+import queue
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Protocol
 
 import torch
@@ -23,6 +28,20 @@ _OF_FRAMEWORKS = ("_trainer", "_fabric")
 
 _ENGINES = ("FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine")
 """Classes, or base classes, of models whose parameters are distributed over processes."""
+
+
+_STATEFUL = (Iterator, threading.local, queue.SimpleQueue, ContextVar)
+"""Objects that Python cannot copy and that `forward` may change, so that sharing them with a copy
+would change the training."""
+
+_LOCKS: dict[type, Callable[[], Any]] = {
+    type(threading.Lock()): threading.Lock,
+    type(threading.RLock()): threading.RLock,
+}
+"""Locks, for which a copy gets new ones, because the program may hold its own."""
+
+_NAMES = (type, FunctionType, BuiltinFunctionType, ModuleType)
+"""Objects that `deepcopy` shares as well, or would have to."""
 
 
 class NotReadyError(ProbeError):
@@ -44,6 +63,9 @@ class Watch(Protocol):
 class CleanCopy:
     """A copy of a model, with its own parameters, buffers, generators and plain attributes.
 
+    If Python cannot copy a module, its parts are copied one by one, and objects in its attributes
+    that cannot be copied are shared with the program, except those that `forward` may change.
+
     It has none of the program's hooks, except those from `torch.nn.utils` that compute parameters.
     Its modules call `watch` and bypass all global module hooks, unless they are `traceable`. Tied
     parameters stay tied. Compiled models run eagerly.
@@ -59,6 +81,7 @@ class CleanCopy:
         module: the copy.
         device: the device that the copy is on.
         moved: whether the copy is on the CPU as asked, or because the device had too little memory.
+        shared: the types of the objects that the copy shares with the program.
         watch: while it is set, observes the calls to modules.
 
     Raises:
@@ -78,33 +101,50 @@ class CleanCopy:
         check_whole(root, inner)
         self.moved = host
         self.watch: Watch | None = None
+        self.shared: list[str] = []
         try:
-            memo = _prepared(inner, _on_the_host if host else torch.Tensor.clone)
-            self.module: nn.Module = copy.deepcopy(inner, memo)
+            memo = self._copy(inner, _on_the_host if host else torch.Tensor.clone)
         except torch.OutOfMemoryError:
             self.moved = True
-            memo = _prepared(inner, _on_the_host)
-            self.module = copy.deepcopy(inner, memo)
-        except Exception as error:
-            raise ProbeError(
-                f"{type(inner).__name__} cannot be copied ({type(error).__name__}: {error}). Keep "
-                "objects that cannot be copied, such as an open file or a lock, outside the model"
-            ) from error
+            memo = self._copy(inner, _on_the_host)
+        self.module: nn.Module = memo[id(inner)]
         originals = {id(memo[key]): path for key, path in paths.items() if key in memo}
         self.paths = {id(m): originals.get(id(m), name) for name, m in named_modules(self.module)}
         copied = [value for value in memo.values() if isinstance(value, nn.Module)]
         self._modules = list({id(m): m for m in [*self.module.modules(), *copied]}.values())
-        if {id(m) for m in self._modules} & {id(m) for m in inner.modules()}:
-            raise ProbeError(
-                f"{type(inner).__name__} cannot be copied, because a copy shares modules with it. "
-                "A `__deepcopy__` of a module must return a new module"
-            )
         self.device = next((t.device for t in _tensors_of(self.module)), torch.device("cpu"))
         for module in self._modules:
             _remove_hooks(module)
             module._compiled_call_impl = None
             if not traceable:
                 self._take_over(module)
+
+    def _copy(
+        self, inner: nn.Module, clone: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[int, Any]:
+        """Copy a model; return what `deepcopy` has made of each object, by its `id`."""
+        memo = _prepared(inner, clone)
+        try:
+            made = copy.deepcopy(inner, memo)
+            if not {*made.modules()} & {*inner.modules()}:  # as a `__deepcopy__` may return
+                return {**memo, id(inner): made}
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # noqa: BLE001, S110  (whatever the program's classes raise)
+            pass
+        memo = _prepared(inner, clone)
+        self.shared = _share(inner, memo)
+        try:
+            _copy_by_parts(inner, memo)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise ProbeError(
+                f"{type(inner).__name__} cannot be copied ({type(error).__name__}: {error}). Keep "
+                "objects that cannot be copied and that `forward` changes, such as a generator, "
+                "outside the model"
+            ) from error
+        return memo
 
     def _take_over(self, module: nn.Module) -> None:
         computing = list(module._forward_pre_hooks.values())
@@ -205,6 +245,55 @@ def _prepared(root: nn.Module, clone: Callable[[torch.Tensor], torch.Tensor]) ->
         if id(tensor) not in memo and type(tensor) in (torch.Tensor, nn.Parameter):
             memo[id(tensor)] = _copied(tensor, clone)
     return memo
+
+
+def _copy_by_parts(root: nn.Module, memo: dict[int, Any]) -> None:
+    """Copy a model as `deepcopy` does, but ignore how its modules say that they are copied."""
+    for module in root.modules():
+        memo[id(module)] = object.__new__(type(module))
+    for module in root.modules():
+        own = {name: v for name, v in vars(module).items() if name != "_compiled_call_impl"}
+        vars(memo[id(module)]).update(copy.deepcopy(own, memo))
+
+
+def _share(root: nn.Module, memo: dict[int, Any]) -> list[str]:
+    """Add the objects that a copy shares with the program to a memo; return their types."""
+    kinds: set[str] = set()
+    waiting: list[Any] = [value for module in root.modules() for value in vars(module).values()]
+    seen: dict[int, Any] = {}  # keeps them alive, so that no other object has the same `id`
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen or id(value) in memo:
+            continue
+        seen[id(value)] = value
+        parts = _parts(value)
+        if parts is not None:
+            waiting += parts
+        elif type(value) in _LOCKS:
+            memo[id(value)] = _LOCKS[type(value)]()
+        elif isinstance(value, io.IOBase) or not isinstance(value, _STATEFUL):
+            memo[id(value)] = value
+            if not isinstance(value, _NAMES):
+                kinds.add(type(value).__name__)
+    return sorted(kinds)
+
+
+def _parts(value: Any) -> Iterable[Any] | None:
+    """Return what `deepcopy` copies in order to copy an object; None if it cannot copy it."""
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return value
+    if isinstance(value, (str, bytes, int, float, nn.Module)) or hasattr(value, "__deepcopy__"):
+        return ()
+    try:
+        reduced = value.__reduce_ex__(4)
+    except Exception:  # noqa: BLE001  (whatever the program's classes raise)
+        return None
+    if isinstance(reduced, str):
+        return ()
+    arguments, state, *items = (*reduced[1:], None, None)[:4]
+    return [arguments, state, *(each for part in items for each in part or ())]
 
 
 def _optimizers_in(value: Any, depth: int = 3) -> Iterator[Any]:
