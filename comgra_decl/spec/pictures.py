@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from comgra_decl.errors import did_you_mean
-from comgra_decl.spec.base import Int, Number, SpecModel
+from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 from comgra_decl.spec.interventions import Measure
 from comgra_decl.spec.keep import checked_target
 from comgra_decl.spec.nodes import Selectors
@@ -71,7 +71,15 @@ class AttributionSpec(SpecModel):
     rather_than: 7, position: -1}`: the output of a language model for a token, at a position."""
 
 
-class GradCamSpec(AttributionSpec):
+class _SelectingSpec(SpecModel):
+    """The keys of the pictures of selected modules."""
+
+    optional: Bool = False
+    """Whether the picture is left out if `select` matches no module. Otherwise, a pattern that
+    matches nothing ends the program before its first forward pass."""
+
+
+class GradCamSpec(_SelectingSpec, AttributionSpec):
     """Grad-CAM (Selvaraju et al. 2017): where the channels of a convolution support the target.
 
     The values are signed; the usual picture shows the positive ones.
@@ -84,7 +92,7 @@ class GradCamSpec(AttributionSpec):
     """The layers, such as `{class: Conv2d}`."""
 
 
-class GuidedGradCamSpec(AttributionSpec):
+class GuidedGradCamSpec(_SelectingSpec, AttributionSpec):
     """Guided backpropagation times the positive part of Grad-CAM, enlarged to the input's size."""
 
     method: Literal["guided_grad_cam"]
@@ -189,7 +197,7 @@ class CaptumMethod(SpecModel):
         return self.target
 
 
-class CaptumSpec(AttributionSpec):
+class CaptumSpec(_SelectingSpec, AttributionSpec):
     """Attributions by a class of Captum, which is made from the model, or from it and a layer.
 
     Lists become tuples. If `return_convergence_delta` is true, the record contains the gaps.
@@ -227,7 +235,7 @@ class AttentionRolloutSpec(SpecModel):
     """The share of the residual connection in each layer; the paper has 0.5."""
 
 
-class LogitLensSpec(SpecModel):
+class LogitLensSpec(_SelectingSpec):
     """What a language model would predict after each layer (nostalgebraist 2020).
 
     The output of each layer goes through the model's last norm and its head, as if the layers after
@@ -262,7 +270,7 @@ class LogitLensSpec(SpecModel):
     token."""
 
 
-class _LandscapeSpec(SpecModel):
+class _LandscapeSpec(_SelectingSpec):
     """The keys of the pictures that show a loss as a function of the parameters."""
 
     of: Annotated[str, Field(min_length=1)]

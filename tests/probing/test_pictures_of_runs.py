@@ -258,7 +258,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Run:
             "lens": {"method": "logit_lens", "of": "words", "select": "embed"},
             "worth": {"method": "logit_lens", "of": "words", "select": "embed", "head": "value"},
             "hidden": {"method": "occlusion", "of": "words", "window": [2, 2]},
-            "cam": {"method": "grad_cam", "of": "words", "select": "embedd"},
+            "cam": {"method": "grad_cam", "of": "words", "select": "embedd", "optional": True},
         },
         "rules": "off",
     }
@@ -365,3 +365,42 @@ def test_pictures_are_read_where_torch_is_not_installed(run: Run) -> None:
     code = [sys.executable, "-c", _WITHOUT_TORCH, str(run.path)]
     done = subprocess.run(code, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+PICTURES: dict[str, dict[str, Any]] = {
+    "cam": {"method": "grad_cam", "select": "convv"},
+    "guided": {"method": "guided_grad_cam", "select": ["conv", "convv"]},
+    "inside": {"method": {"_target_": "captum.attr.LayerGradCam"}, "select": "convv"},
+    "lens": {"method": "logit_lens", "select": "convv"},
+    "bend": {"method": "hessian", "select": {"class": "Conv3d"}},
+    "slice": {"method": "loss_slice", "select": {"regex": "convv"}},
+}
+
+
+def test_a_pattern_that_matches_nothing_ends_the_program_before_its_first_forward_pass(
+    tmp_path: Path,
+) -> None:
+    model = Net()
+    calls: list[object] = []
+    model.conv.register_forward_hook(lambda *_: calls.append(1))
+    spec = {
+        "probes": {"eyes": {"samples": {"count": 2}}},
+        "pictures": {name: {"of": "eyes", **each} for name, each in PICTURES.items()},
+        "samples": {"count": 2},
+    }
+    with pytest.raises(SystemExit) as ended, comgra.trace(spec, root=tmp_path):
+        model(torch.randn(3, 1, 6, 6))
+    message = str(ended.value)
+    assert not calls
+    assert message.startswith("comgra: the spec has 6 problems:")
+    for name in PICTURES:
+        assert f"comgra.pictures.{name}.select: " in message
+    assert "'convv' matches no module; modules at the top: conv, act, head; did you mean" in message
+    assert "Conv2d" in message
+
+
+def test_a_call_that_is_looked_at_says_which_pattern_matches_nothing() -> None:
+    cam = {"method": "grad_cam", "select": "convv"}
+    found = comgra.look(Net(), torch.randn(2, 1, 6, 6), pictures={"cam": cam})
+    with pytest.raises(UnknownNameError, match="'convv' matches no module"):
+        found.picture("cam", node="conv")

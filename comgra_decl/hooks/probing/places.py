@@ -18,7 +18,8 @@ from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.spec.globs import matches
 from comgra_decl.spec.interventions import KNOWN_PARTS, PartSpec, PlaceSpec
-from comgra_decl.spec.nodes import Selector
+from comgra_decl.spec.nodes import Selector, Selectors
+from comgra_decl.spec.pictures import PictureSpec
 from comgra_decl.spec.selectors import is_selected, misses
 
 HEADS = ("num_heads", "n_heads", "nhead", "n_head", "num_attention_heads")
@@ -77,6 +78,24 @@ class Modules:
         return [
             sentence + self._other_names(select) for sentence in misses(where, [*select], facts)
         ]
+
+    def problems_of_pictures(self, pictures: Mapping[str, PictureSpec]) -> list[str]:
+        """Return a sentence for each pattern of a picture that is not optional and matches nothing.
+
+        Args:
+            pictures: the pictures by name.
+        """
+        found = []
+        for name, picture in pictures.items():
+            select: Selectors = getattr(picture, "select", [])
+            if not select or getattr(picture, "optional", False):
+                continue
+            where = f"comgra.pictures.{name}.select"
+            unmatched = self.unmatched(select, where)
+            if not unmatched and not self.matching(select):
+                unmatched = [f"{where}: selects no module"]
+            found += unmatched
+        return found
 
     def problems(self, change: PlaceSpec, where: str) -> list[str]:
         """Return a sentence for each pattern and parameter of a change that does not exist."""

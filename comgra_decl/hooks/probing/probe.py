@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comgra_decl.errors import ProbeError, reason_of
+from comgra_decl.errors import ProbeError, SpecError, reason_of, wrong_spec
 from comgra_decl.hooks.probing.checks import checked, declared_mask
 from comgra_decl.hooks.probing.copying import CleanCopy, NotReadyError, unwrapped
 from comgra_decl.hooks.probing.methods import drawn
+from comgra_decl.hooks.probing.places import Modules
 from comgra_decl.hooks.probing.samples import FirstBatch, KeptSamples, Samples, given_samples
 from comgra_decl.hooks.probing.seclusion import Autocast, secluded
 from comgra_decl.hooks.probing.subject import Drawn, Subject
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.probing.passes import Study
     from comgra_decl.hooks.tensors.slots import SlotTable
     from comgra_decl.spec import Spec
+    from comgra_decl.spec.pictures import PictureSpec
 
 _ANY_SIZE = 1 << 62
 """A probe stores tensors of any size, because its samples are few and were chosen for
@@ -63,6 +65,11 @@ _NEVER = (
 )
 
 _FULL = "{} lacks memory for passes of the copy, so the copy is on the CPU"
+
+_SHARED = (
+    "Python cannot copy some objects in the model's attributes, of type {}, so the copy uses those "
+    "of the program"
+)
 
 _OTHERS = (
     "its samples are not those of the earlier sessions, so that records before and after this step "
@@ -133,6 +140,8 @@ class Probe:
         self._kept = False  # whether a record of this session contains the samples
         self._began = False  # whether there were any samples to put through a copy
         self._over = False  # whether the model cannot be probed
+        self._checked = False  # whether the modules that pictures select are known to exist
+        self._shares = False  # whether the copy's shared objects have been reported
         self._host = False  # whether the device has too little memory for the copy's passes
         self._steps = 0  # recorded training steps so far
         self._countdown = Countdown(own.schedule, clock=time.monotonic)
@@ -173,8 +182,21 @@ class Probe:
         kwargs: Mapping[str, Any],
         *,
         iteration: int,
+        single: bool,
     ) -> None:
-        """Copy a model that is about to be called, and keep the arguments of its first call."""
+        """Copy a model that is about to be called, and keep the arguments of its first call.
+
+        Args:
+            module: the model.
+            plan: its plan.
+            args: the positional arguments of the call.
+            kwargs: its keyword arguments.
+            iteration: as in `Pending`.
+            single: whether the call is no part of a training, which a wrong spec ends.
+
+        Raises:
+            SystemExit: a pattern of a picture or an intervention matches nothing.
+        """
         if self._spec.model not in (None, plan.top.label):
             return
         if not first_batch_size(args, kwargs):  # a parametrization, which computes a parameter
@@ -190,6 +212,9 @@ class Probe:
                 if self._samples is None and self._first is None:
                     self._mask = declared_mask(self._spec.mask)
                     self._take_samples(module, args, kwargs, copy.device)
+                if self._pictures and not (self._checked or single):
+                    self._checked = True
+                    _require_modules(self._pictures, copy)
                 if self._interventions is not None:
                     self._require(self._interventions, copy, autocast)
         except NotReadyError:
@@ -197,6 +222,9 @@ class Probe:
         except Exception as error:
             self._refuse(reason_of(error))
             return
+        if copy.shared and not self._shares:
+            self._shares = True
+            self._warn(_SHARED.format(", ".join(copy.shared)))
         if copy.moved and not self._host:
             self._warn(f"{device} lacks memory for a copy of the model, so the copy is on the CPU")
         took = time.perf_counter() - began
@@ -528,6 +556,13 @@ class Probe:
 
 _TRAINING = {"eval": False, "train": True, "as_is": None}
 """The mode of a copy's modules, by the mode of the probe."""
+
+
+def _require_modules(pictures: Mapping[str, PictureSpec], copy: CleanCopy) -> None:
+    """End the program if a pattern of a picture matches no module."""
+    problems = Modules(copy).problems_of_pictures(pictures)
+    if problems:
+        raise SystemExit(wrong_spec(SpecError(problems)))
 
 
 def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class Probing:
             checkpoints.enter(module, plan, args, kwargs)
         due = [probe for probe in self._probes if probe.due]
         for probe in due if due and self._scheduled() else ():
-            probe.enter(module, plan, args, kwargs, iteration=iteration)
+            probe.enter(module, plan, args, kwargs, iteration=iteration, single=self.single)
 
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None
