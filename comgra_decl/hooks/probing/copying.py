@@ -130,7 +130,7 @@ class CleanCopy:
                 return {**memo, id(inner): made}
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # noqa: BLE001, S110  (whatever the program's classes raise)
+        except Exception:  # whatever the program's classes raise
             pass
         memo = _prepared(inner, clone)
         self.shared = _share(inner, memo)
@@ -288,7 +288,7 @@ def _parts(value: Any) -> Iterable[Any] | None:
         return ()
     try:
         reduced = value.__reduce_ex__(4)
-    except Exception:  # noqa: BLE001  (whatever the program's classes raise)
+    except Exception:  # whatever the program's classes raise
         return None
     if isinstance(reduced, str):
         return ()
