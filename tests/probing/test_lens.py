@@ -107,6 +107,97 @@ def test_it_equals_the_norm_and_head_of_transformers_models(make: Callable[..., 
     assert close(given, through[1].log_softmax(-1)[..., 7])
 
 
+def tiny(transformers: Any, name: str, **more: Any) -> tuple[nn.Module, str]:
+    config = getattr(transformers, f"{name}Config")(
+        hidden_size=8, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=16, vocab_size=TOKENS, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        **more,
+    )  # fmt: skip
+    return getattr(transformers, f"{name}ForCausalLM")(config), "model.layers.*"
+
+
+AFTER_THE_HEAD: dict[str, dict[str, Any]] = {
+    "Cohere": {"logit_scale": 0.25},
+    "Granite": {"logits_scaling": 8.0},
+    "Gemma2": {"final_logit_softcapping": 0.5, "head_dim": 4},
+}
+
+
+@pytest.mark.parametrize("name", AFTER_THE_HEAD)
+def test_the_last_layer_has_the_logits_of_a_model_that_changes_them_after_its_head(
+    name: str,
+) -> None:
+    torch.manual_seed(0)
+    transformers = pytest.importorskip("transformers")
+    model, select = tiny(transformers, name, **AFTER_THE_HEAD[name])
+    model = model.double().eval()
+    torch.nn.init.normal_(model.get_submodule("lm_head").weight, std=3.0)  # type: ignore[arg-type]
+    with torch.no_grad():
+        logits = model(words()).logits
+        inside: Any = model.get_submodule("model")
+        plain = model.get_submodule("lm_head")(inside(words()).last_hidden_state)
+    assert not torch.allclose(logits.log_softmax(-1), plain.log_softmax(-1))
+    found = lens(model, words(), select=select, target=5)
+    assert close(found.maps[-2].values, logits.log_softmax(-1)[..., 5])
+    assert torch.equal(found.maps[-1].values, logits.argmax(-1))
+
+
+def test_what_a_model_computes_between_its_norm_and_its_head_is_part_of_the_lens() -> None:
+    torch.manual_seed(0)
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        d_model=8, d_kv=4, d_ff=16, num_layers=2, num_heads=2, vocab_size=TOKENS,
+        decoder_start_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.T5ForConditionalGeneration(config).double().eval()
+    subject = subject_of(model, words())
+    subject.samples.kwargs["decoder_input_ids"] = words()
+    spec = {"method": "logit_lens", "of": "eyes", "select": "decoder.block.*", "target": 5}
+    loaded = load_spec({"probes": {"eyes": {}}, "pictures": {"it": spec}})
+    found = drawn(loaded.pictures["it"], subject)
+    with torch.no_grad():
+        logits = model(words(), decoder_input_ids=words()).logits
+    assert (found.facts["norm"], found.facts["head"]) == ("decoder.final_layer_norm", "lm_head")
+    assert close(found.maps[-2].values, logits.log_softmax(-1)[..., 5])
+
+
+@pytest.mark.parametrize("form", ["new", "in place", "sliced", "biased", "probabilities"])
+def test_changes_after_the_head_apply_to_every_layer(form: str) -> None:
+    class Changed(Language):
+        def forward(self, tokens: Tensor) -> dict[str, Tensor]:
+            logits = super().forward(tokens)["logits"]
+            if form == "in place":
+                logits *= 0.5
+                logits += 1.0
+            elif form == "biased":
+                logits = logits + torch.arange(TOKENS)
+            elif form == "sliced":
+                logits = (logits[:, -1] * 0.5).tanh()
+            elif form == "probabilities":
+                logits = (logits * 0.5).softmax(-1)
+            else:
+                logits = (logits / 3).tanh() * 3
+            return {
+                "logits": logits,
+                "loss": logits.log_softmax(-1).mean((1, 2)[: logits.dim() - 1]),
+            }
+
+    after: dict[str, Callable[[Tensor], Tensor]] = {
+        "new": lambda x: (x / 3).tanh() * 3,
+        "in place": lambda x: x * 0.5 + 1,
+        "biased": lambda x: x + torch.arange(TOKENS),
+        "sliced": lambda x: (x * 0.5).tanh(),
+        "probabilities": lambda x: x * 0.5,
+    }
+    torch.manual_seed(0)
+    model = Changed(nn.LayerNorm(8)).double()
+    found, x = lens(model, words(), target=5), model.embed(words())
+    for i, block in enumerate(model.blocks):
+        x, _ = block(x)
+        wanted = after[form](model.head(model.last(x))).log_softmax(-1)[..., 5]
+        assert close(found.maps[2 * i].values, wanted.detach()), i
+
+
 def test_a_head_without_a_norm_sees_the_layers_as_they_are() -> None:
     torch.manual_seed(0)
     model = Language(nn.Identity()).double()

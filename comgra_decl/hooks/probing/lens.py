@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError, did_you_mean
+from comgra_decl.hooks.modes import CallWatch
 from comgra_decl.hooks.probing.loading import tensors_in_file
+from comgra_decl.hooks.probing.places import with_tensor
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
 
@@ -19,6 +21,9 @@ _HOW = "name it in the picture, as in {}: {}"
 
 class Lens:
     """The layers of a model seen through its last norm and its head.
+
+    What the model computes between them and after the head, such as a scale or a softcap, is part
+    of the lens, except for changes of the shape.
 
     Args:
         subject: the copy of the model and the samples.
@@ -30,7 +35,7 @@ class Lens:
     Attributes:
         norm: the path of the norm; None if the head receives the last layer's output as it is.
         head: the path of the head.
-        final: the output of the head in the model itself, [samples, positions, tokens].
+        final: the logits of the model itself, [samples, positions, tokens].
 
     Raises:
         ProbeError: the model has no such norm or head; the message says what to declare.
@@ -51,15 +56,17 @@ class Lens:
                 hint = did_you_mean(path, self._modules)
                 raise ProbeError(f"the model has no module {path!r} for `{key}`{hint}")
         named = frozenset(path for path in (norm, head) if path is not None)
-        self._watch = watch = _Calls(frozenset(layers), named)
+        self._watch = watch = _Calls(frozenset(layers), named, head)
         args, kwargs = subject.samples.to(subject.copy.device)
-        subject.run(args, kwargs, watch)
+        with watch.from_norm, watch.from_head:
+            output = subject.run(args, kwargs, watch)
         self.head = head if head is not None else watch.last_linear()
         called = watch.calls.get(self.head)
         if called is None:
             raise ProbeError(f"the head {self.head!r} was not called with a tensor")
         self.norm = norm if norm is not None else watch.norm_before(called)
-        self.final = called.output
+        self._between = called.from_norm if self.norm == called.norm else []
+        self._after = watch.after_head(output)
         if called.output.shape[-1] < 2:
             raise ProbeError(
                 f"{self.head!r} returns one number at each position, so it does not predict "
@@ -68,6 +75,7 @@ class Lens:
         for path in layers:
             if path not in watch.outputs:
                 raise ProbeError(f"{path} was not called, or returns no floating-point tensor")
+        self.final = _applied(self._after, self._modules[self.head](called.given))
         self._maps = {} if translators is None else _translators(translators, watch.outputs)
 
     def predictions(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -80,7 +88,8 @@ class Lens:
                 translate = self._maps.get(path)
                 given = hidden if translate is None else F.linear(hidden, *translate)
                 seen = given if self.norm is None else self._modules[self.norm](given)
-                logits = self._modules[self.head](seen)
+                logits = self._modules[self.head](_applied(self._between, seen))
+                logits = _applied(self._after, logits)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
@@ -143,19 +152,101 @@ def _translators(
     return maps
 
 
-class _Call:
-    """A call of a module with one tensor, by position or by name."""
+class _Step(NamedTuple):
+    """A call of a function that has computed one tensor from another."""
 
-    def __init__(self, given: torch.Tensor, output: torch.Tensor, *, norm: bool) -> None:
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    source: torch.Tensor
+    result: torch.Tensor
+
+
+class _Steps(CallWatch):
+    """Remembers what is computed from a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: dict[int, torch.Tensor] = {}
+        self._steps: list[_Step] = []
+
+    def begin(self, tensor: torch.Tensor) -> None:
+        """Forget the earlier steps, and remember those that begin with a tensor."""
+        self._known, self._steps = {id(tensor): tensor}, []
+
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function, and remember it if it receives one of the tensors."""
+        result = func(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            given = (*args, *kwargs.values())
+            source = next((t for t in given if id(t) in self._known), None)
+            if source is not None:
+                self._steps.append(_Step(func, args, kwargs, source, result))
+                self._known[id(result)] = result
+        return result
+
+    def to(self, tensor: torch.Tensor) -> list[_Step] | None:
+        """Return the steps from the first tensor to another; None if there are none."""
+        if id(tensor) not in self._known:
+            return None
+        found = []
+        for step in reversed(self._steps):  # an operation in place returns what it received
+            if step.result is tensor:
+                found.append(step)
+                tensor = step.source
+        return found[::-1]
+
+
+def _scales(step: _Step) -> bool:
+    """Return whether a step depends on nothing but its tensor and numbers, unlike a layer."""
+    others = [t for _, t in (*tensors_in(step.args), *tensors_in(step.kwargs))]
+    return all(tensor is step.source or not tensor.dim() for tensor in others)
+
+
+def _applied(steps: Sequence[_Step], value: torch.Tensor) -> torch.Tensor:
+    """Apply steps to another value, except slices and the like, and the softmax that follows."""
+    for step in steps:
+        softmax = getattr(step.func, "__name__", "") == "softmax"
+        if step.result.shape == step.source.shape and not softmax:
+            args = with_tensor(step.args, step.source, value)
+            value = step.func(*args, **with_tensor(step.kwargs, step.source, value))
+    return value
+
+
+class _Call:
+    """A call of a module with one tensor, by position or by name.
+
+    Attributes:
+        norm: the norm from whose output the tensor was computed; None if there is none.
+        from_norm: the steps from there to the tensor.
+    """
+
+    def __init__(
+        self,
+        given: torch.Tensor,
+        output: torch.Tensor,
+        *,
+        is_norm: bool,
+        norm: str | None,
+        from_norm: list[_Step],
+    ) -> None:
         self.given = given
         self.output = output
-        self.is_norm = norm
+        self.is_norm = is_norm
+        self.norm = norm
+        self.from_norm = from_norm
 
 
 class _Calls:
     """Keeps the outputs of layers, and what norms and linear layers receive and return."""
 
-    def __init__(self, layers: frozenset[str], named: frozenset[str]) -> None:
+    def __init__(self, layers: frozenset[str], named: frozenset[str], head: str | None) -> None:
+        self.from_norm, self.from_head = _Steps(), _Steps()
+        self._head = head
+        self._norm: str | None = None  # the last one that was called
+        self._path: dict[str, tuple[str | None, list[_Step]]] = {}
         self._layers = layers
         self._named = named  # the norm and the head, if the picture names them
         self._given: dict[str, torch.Tensor] = {}
@@ -170,6 +261,9 @@ class _Calls:
         given = [t for _, t in (*tensors_in(args), *tensors_in(kwargs)) if t.is_floating_point()]
         if given:
             self._given[path] = given[0]
+            steps = self.from_norm.to(given[0])
+            scales = steps is not None and all(_scales(step) for step in steps)
+            self._path[path] = (self._norm, steps) if steps is not None and scales else (None, [])
 
     def after(self, path: str, module: nn.Module, output: Any) -> Any:
         """Keep an output, and return it unchanged."""
@@ -182,10 +276,24 @@ class _Calls:
         norm, linear = "norm" in type(module).__name__.lower(), isinstance(module, nn.Linear)
         if given is not None and (norm or linear or path in self._named):
             self.calls.pop(path, None)  # the last call counts
-            self.calls[path] = _Call(given, first, norm=norm)
+            before, steps = self._path[path]
+            self.calls[path] = _Call(given, first, is_norm=norm, norm=before, from_norm=steps)
             if linear:
                 self._linear.append(path)
+            if norm:
+                self._norm = path
+                self.from_norm.begin(first)
+            if path == self._head or (linear and self._head is None):
+                self.from_head.begin(first)
         return output
+
+    def after_head(self, output: Any) -> list[_Step]:
+        """Return what the model has computed from the output of its head to return it."""
+        for _, tensor in tensors_in(output):
+            steps = self.from_head.to(tensor)
+            if steps is not None and tensor.is_floating_point() and tensor.dim() > 1:
+                return steps
+        return []
 
     def last_linear(self) -> str:
         """Return the path of the linear layer that was called last."""
@@ -198,6 +306,8 @@ class _Calls:
 
         The head may receive a part of it, such as the last position.
         """
+        if head.norm is not None:
+            return head.norm
         storage = head.given.untyped_storage().data_ptr()
         for path, call in reversed(self.calls.items()):
             if call.output.untyped_storage().data_ptr() == storage and call.is_norm:
