@@ -200,7 +200,10 @@ class CaptumMethod(SpecModel):
 class CaptumSpec(_SelectingSpec, AttributionSpec):
     """Attributions by a class of Captum, which is made from the model, or from it and a layer.
 
-    Lists become tuples. If `return_convergence_delta` is true, the record contains the gaps.
+    Lists become tuples, except for `baselines`, `feature_mask` and `layer_mask`, which become
+    tensors. `baselines` may also be `zeros`, `ones` or `mean` (of the samples). A class that is
+    made from another method, such as NoiseTunnel, has it as `attribution_method: {_target_: ...}`.
+    If `return_convergence_delta` is true, the record contains the gaps.
     """
 
     method: CaptumMethod
@@ -208,10 +211,6 @@ class CaptumSpec(_SelectingSpec, AttributionSpec):
 
     select: Selectors = []
     """The layers, for classes that take one, such as captum.attr.LayerConductance."""
-
-    target: Literal["label", "top"] | Annotated[Int, Field(ge=0)] = "top"
-    """The output that is explained: that for the sample's class, the highest one, or that for the
-    given class."""
 
 
 class AttentionRolloutSpec(SpecModel):

@@ -155,10 +155,186 @@ def test_the_gap_is_stored_if_it_is_asked_for() -> None:
     assert found.facts["gap"] == pytest.approx(wanted.tolist(), abs=1e-12)
 
 
+def seeded() -> None:
+    torch.manual_seed(5)
+    np.random.seed(5)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("inner", ["Saliency", "IntegratedGradients"])
+def test_a_method_can_be_made_from_another_one(inner: str) -> None:
+    given = {"IntegratedGradients": {"n_steps": 5}}.get(inner, {})
+    method = {
+        "_target_": "captum.attr.NoiseTunnel",
+        "attribution_method": {"_target_": f"captum.attr.{inner}", **given},
+        "nt_type": "smoothgrad_sq",
+        "nt_samples": 4,
+        "stdevs": 0.2,
+    }
+    subject = subject_of(net(), X)
+    subject.rewind = seeded
+    declared = load_spec(
+        {
+            "probes": {"eyes": {"samples": {"count": 1}}},
+            "pictures": {"it": {"of": "eyes", "target": 1, "method": method}},
+        }
+    )
+    (only,) = drawn(declared.pictures["it"], subject).maps
+    tunnel = captum.NoiseTunnel(getattr(captum, inner)(net()))
+    seeded()
+    wanted = tunnel.attribute(
+        X.clone().requires_grad_(),
+        nt_type="smoothgrad_sq",
+        nt_samples=4,
+        stdevs=0.2,
+        target=1,
+        **given,
+    )
+    assert (only.node, only.role) == (None, "input")
+    same(only.values, wanted.detach(), 1e-9)
+
+
+NEURONS: dict[str, dict[str, Any]] = {
+    "NeuronGradient": {},
+    "NeuronConductance": {"n_steps": 5},
+    "NeuronIntegratedGradients": {"n_steps": 5},
+    "NeuronGuidedBackprop": {},
+    "NeuronDeepLift": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", NEURONS)
+def test_a_class_that_explains_a_neuron_has_a_map_of_the_input(name: str) -> None:
+    given = NEURONS[name]
+    method = {"_target_": f"captum.attr.{name}", "neuron_selector": [2, 1, 3], **given}
+    found = picture(net(), X, method=method, select="0", target=1)
+    other = net()
+    target = {"target": 1} if name == "NeuronConductance" else {}
+    leaf = X.clone().requires_grad_()
+    wanted = getattr(captum, name)(other, other[0]).attribute(leaf, (2, 1, 3), **target, **given)
+    (only,) = found.maps
+    assert (only.node, only.role) == (None, "input")
+    same(only.values, wanted.detach(), 1e-9)
+
+
+def test_a_layer_with_the_shape_of_the_input_is_no_input() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    method = {"_target_": "captum.attr.LayerActivation"}
+    found = picture(model, torch.randn(3, 4), method=method, select="0")
+    assert [(each.node, each.role) for each in found.maps] == [("0", "output")]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", ["GradientShap", "DeepLiftShap", "DeepLift"])
+@pytest.mark.parametrize(
+    ("declared", "value"),
+    [
+        ("zeros", torch.zeros_like(X)),
+        ("mean", X.mean(0, keepdim=True).expand_as(X)),
+        (0.5, torch.full_like(X, 0.5)),
+        (X[:2].tolist(), X[:2]),
+        (X[0].tolist(), X[:1]),
+    ],
+)
+def test_baselines_become_tensors_like_the_input(name: str, declared: Any, value: Tensor) -> None:
+    if name == "DeepLift" and len(value) == 2:
+        pytest.skip("DeepLift has one baseline for each sample, or for all")
+    subject = subject_of(net(), X)
+    subject.rewind = seeded
+    method = {"_target_": f"captum.attr.{name}", "baselines": declared}
+    spec = load_spec(
+        {
+            "probes": {"eyes": {"samples": {"count": 1}}},
+            "pictures": {"it": {"of": "eyes", "target": 1, "method": method}},
+        }
+    )
+    (only,) = drawn(spec.pictures["it"], subject).maps
+    baselines = value.repeat(2, 1, 1, 1) if len(value) == 1 and name != "DeepLift" else value
+    reference, leaf = getattr(captum, name)(net()), X.clone().requires_grad_()
+    seeded()
+    wanted = reference.attribute(leaf, baselines=baselines, target=1)
+    same(only.values, wanted.detach(), 1e-6)
+
+
+def test_a_mask_becomes_a_tensor() -> None:
+    mask = (torch.arange(60) // 20).reshape(1, 2, 6, 5)
+    method = {"_target_": "captum.attr.FeatureAblation", "feature_mask": mask.tolist()}
+    found = picture(net(), X, method=method, target=1)
+    wanted = captum.FeatureAblation(net()).attribute(X, target=1, feature_mask=mask)
+    same(found.maps[0].values, wanted, 1e-9)
+
+
+@pytest.mark.parametrize("name", ["Saliency", "IntegratedGradients", "FeatureAblation"])
+def test_the_loss_is_explained_by_every_class(name: str) -> None:
+    classes = torch.tensor([2, 0, 1])
+    method = {"_target_": f"captum.attr.{name}"}
+    found = picture(net(), X, classes.tolist(), method=method, target="loss")
+    model = net()
+
+    def losses(x: Tensor) -> Tensor:
+        times = len(x) // len(classes)  # Captum repeats the samples, one copy after the other
+        return F.cross_entropy(model(x), classes.repeat(times), reduction="none")
+
+    wanted = getattr(captum, name)(losses).attribute(X.clone().requires_grad_())
+    same(found.maps[0].values, wanted.detach(), 1e-6)
+    assert found.facts["target"] == "loss"
+
+
+TARGETS: dict[str, tuple[dict[str, Any], Callable[[Tensor], Tensor]]] = {
+    "logit": ({"token": 3, "position": 1}, lambda out: out[:, 1, 3]),
+    "probability": (
+        {"token": 3, "score": "log_probability"},
+        lambda out: out[:, -1].log_softmax(-1)[:, 3],
+    ),
+    "contrast": (
+        {"token": [3, 1, 0], "rather_than": [0, 2, 2]},
+        lambda out: out[range(3), -1, [3, 1, 0]] - out[range(3), -1, [0, 2, 2]],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_tokens_are_targets_too(case: str) -> None:
+    class Language(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(self.embed(tokens).cumsum(1).tanh())
+
+    torch.manual_seed(0)
+    target, score = TARGETS[case]
+    model, tokens = Language().double(), torch.randint(7, (3, 5))
+    method = {"_target_": "captum.attr.LayerIntegratedGradients", "n_steps": 20}
+    found = picture(model, tokens, method=method, select="embed", target=target)
+    end, total = model.embed(tokens).detach(), torch.zeros(3, 5, 4, dtype=torch.float64)
+    start = model.embed(torch.zeros_like(tokens)).detach()  # Captum's baseline
+    nodes, weights = np.polynomial.legendre.leggauss(20)
+    for node, weight in zip(nodes, weights, strict=True):
+        leaf = (start + (node + 1) / 2 * (end - start)).requires_grad_()
+        value = score(model.head(leaf.cumsum(1).tanh())).sum()
+        total += weight / 2 * torch.autograd.grad(value, leaf)[0]
+    same(found.maps[0].values, total * (end - start), 1e-5)
+
+
+SALIENCY = {"_target_": "captum.attr.Saliency"}
+SHAP = {"_target_": "captum.attr.GradientShap"}
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, Any], str]] = {
     "key": (net, X, {"_target_": "captum.attr.IntegratedGradients", "steps": 3}, "no 'steps'; did"),
     "layer": (net, X, {"_target_": "captum.attr.LayerConductance"}, "explains a layer; name it in"),
-    "model": (net, X, {"_target_": "captum.attr.NoiseTunnel"}, "is not made from a model"),
+    "inner": (net, X, {"_target_": "captum.attr.NoiseTunnel"}, "is made from another method; name"),
+    "key of the inner": (
+        net,
+        X,
+        {"_target_": "captum.attr.NoiseTunnel", "attribution_method": {**SALIENCY, "abss": True}},
+        "captum.attr.Saliency has no 'abss'; did you mean 'abs'",
+    ),
+    "baselines": (net, X, {"_target_": "captum.attr.GradientShap"}, "needs baselines, as in"),
+    "name": (net, X, {**SHAP, "baselines": "zero"}, "'zero' is neither zeros, ones, mean"),
+    "shape": (net, X, {**SHAP, "baselines": [1.0]}, r"shape \[1\], but a sample has \[2, 6, 5\]"),
     "class": (net, X, {"_target_": "captum.attr.visualization"}, "is not a class with a method"),
     "tokens": (
         lambda: nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(8, 2)),

@@ -31,6 +31,9 @@ class TokenSubject(Subject):
     Args:
         of: the copy of the model and the samples.
         target: the token that is explained.
+
+    Attributes:
+        other: the token whose output is subtracted, for each sample; None for none.
     """
 
     def __init__(self, of: Subject, target: TokenTarget) -> None:
@@ -40,7 +43,7 @@ class TokenSubject(Subject):
         self._unchanged = of.unchanged
         self._target = target
         self._length = 0
-        self._other: torch.Tensor | None = None
+        self.other: torch.Tensor | None = None
 
     def scores_of(self, output: Any) -> torch.Tensor:
         """Return the outputs for all tokens, [samples, tokens], at least in float32."""
@@ -49,12 +52,16 @@ class TokenSubject(Subject):
             if tensor.is_floating_point() and tensor.dim() > 1 and len(tensor) == size:
                 if tensor.dim() > 3:
                     break
-                scores = widened(self._placed(tensor))
-                return scores.log_softmax(1) if self._target.score != "logit" else scores
+                return self.columns(tensor)
         raise ProbeError(
             "a token is explained if the model returns [samples, positions, tokens] or [samples, "
             "classes], which this model does not"
         )
+
+    def columns(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the outputs at the explained position, [batch, tokens], at least in float32."""
+        scores = widened(self._placed(tensor))
+        return scores.log_softmax(1) if self._target.score != "logit" else scores
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 2:
@@ -80,8 +87,8 @@ class TokenSubject(Subject):
         else:
             found = self._listed(wanted.token, scores)
         if wanted.rather_than is not None:
-            self._other = self._listed(wanted.rather_than, scores)
-            self.facts["rather_than"] = self._other.tolist()
+            self.other = self._listed(wanted.rather_than, scores)
+            self.facts["rather_than"] = self.other.tolist()
         if self._length:
             self.facts["position"] = wanted.position
         named = [*found.tolist(), *self.facts.get("rather_than", ())]
@@ -116,8 +123,8 @@ class TokenSubject(Subject):
         """Return the output for the token, minus that for the other one, [samples]."""
         assert classes is not None  # see `classes`
         found = scores.gather(1, classes[:, None])
-        if self._other is not None:
-            found = found - scores.gather(1, self._other[:, None])
+        if self.other is not None:
+            found = found - scores.gather(1, self.other[:, None])
         return found[:, 0]
 
 

@@ -248,9 +248,13 @@ class Subject:
                         "form [samples, classes] or [samples]"
                         + (_TOKENS if tensor.dim() == 3 else "")
                     )
-                tensor = widened(tensor)
-                return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
+                return self.columns(tensor)
         raise ProbeError("the model returns no tensor with one entry per sample")
+
+    def columns(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return [batch] or [batch, classes], at least in float32, of a tensor that has them."""
+        tensor = widened(tensor)
+        return tensor[:, 0] if tensor.dim() == 2 and tensor.shape[1] == 1 else tensor
 
     def point(self) -> Point:
         """Return the tensors that pictures of the input explain.
