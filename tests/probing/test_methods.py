@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -124,20 +125,66 @@ def test_pictures_equal_captum(form: str, dtype: torch.dtype) -> None:
     assert (ours - theirs).abs().max() < (1e-8 if dtype is torch.float64 else 1e-6)
 
 
-def test_pictures_of_resnet18_equal_captum() -> None:
+class Residual(nn.Module):
+    """A basic block of a residual net (He et al. 2015), in place wherever torchvision's is."""
+
+    def __init__(self, given: int, size: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(given, size, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(size)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(size, size, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(size)
+        self.downsample = None
+        if stride > 1 or given != size:
+            conv = nn.Conv2d(given, size, 1, stride, bias=False)
+            self.downsample = nn.Sequential(conv, nn.BatchNorm2d(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += x if self.downsample is None else self.downsample(x)
+        return self.relu(out)
+
+
+def resnet18(width: int = 16) -> nn.Sequential:
+    """The architecture of resnet18, with fewer channels."""
+    sizes = [width, width, 2 * width, 4 * width, 8 * width]
+    stem = [
+        nn.Conv2d(3, width, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    layers = [
+        nn.Sequential(Residual(a, b, 1 if i == 0 else 2), Residual(b, b, 1))
+        for i, (a, b) in enumerate(pairwise(sizes))
+    ]
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8 * width, 10)]
+    return nn.Sequential(*stem, *layers, *end)
+
+
+@pytest.mark.filterwarnings("ignore:Setting backward hooks:UserWarning")
+@DTYPES
+def test_pictures_of_a_residual_net_equal_captum(dtype: torch.dtype) -> None:
     captum = pytest.importorskip("captum.attr")
-    torchvision = pytest.importorskip("torchvision")
     torch.manual_seed(0)
-    model = torchvision.models.resnet18(weights=None).eval()
-    x = torch.randn(2, 3, 64, 64)
+    model = resnet18().to(dtype).eval()
+    x = torch.randn(2, 3, 64, 64, dtype=dtype)
     leaf = x.clone().requires_grad_()
-    same(values(model, x, method="saliency", target=5), captum.Saliency(model).attribute(leaf, 5))
-    for layer in ("layer4.1.bn2", "layer2.0.conv1", "layer4"):  # in-place operations follow each
+    given: dict[str, Any] = {"target": 5}
+    same(values(model, x, method="saliency", **given), captum.Saliency(model).attribute(leaf, 5))
+    for layer in ("7.1.bn2", "5.0.conv1", "7"):  # in-place operations follow each
         wanted = captum.LayerGradCam(model, model.get_submodule(layer)).attribute(x, 5)[:, 0]
-        same(values(model, x, method="grad_cam", select=layer, target=5), wanted)
-    with pytest.warns(UserWarning, match="backward hooks"):
-        wanted = captum.GuidedBackprop(model).attribute(leaf, 5)
-    same(values(model, x, method="guided_backprop", target=5), wanted)
+        same(values(model, x, method="grad_cam", select=layer, **given), wanted.detach())
+        both = captum.GuidedGradCam(model, model.get_submodule(layer)).attribute(leaf, 5)
+        same(values(model, x, method="guided_grad_cam", select=layer, **given), both.detach())
+    wanted = captum.GuidedBackprop(model).attribute(leaf, 5)
+    same(values(model, x, method="guided_backprop", **given), wanted.detach())
+    covered = captum.Occlusion(model).attribute(x, (3, 32, 32), (3, 32, 32), target=5)[:, 0]
+    same(values(model, x, method="occlusion", window=[32, 32], stride=32, **given), covered)
+    ours = values(model, x, method="integrated_gradients", points=10, **given)
+    theirs = captum.IntegratedGradients(model).attribute(x, target=5, n_steps=10)
+    assert (ours - theirs).abs().max() < (1e-8 if dtype is torch.float64 else 1e-6)
 
 
 # -- formulas ----------------------------------------------------------------------------------
