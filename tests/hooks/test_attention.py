@@ -196,3 +196,47 @@ def test_the_preset_finds_attention_of_any_making(tmp_path: Path) -> None:
         name = f"{node}.scaled_dot_product_attention"
         assert run.slot(name, role=ROLE).value(1).shape == (2, 2, 6, 6)
     assert run.report["unmatched"] == []  # one of the two functions suffices
+
+
+def bert(transformers: Any) -> nn.Module:
+    config = transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=16,
+        vocab_size=31, attn_implementation="sdpa",
+    )  # fmt: skip
+    model: nn.Module = transformers.BertModel(config)
+    return model
+
+
+def llama(transformers: Any) -> nn.Module:
+    config = transformers.LlamaConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=16, vocab_size=31, attn_implementation="sdpa",
+    )  # fmt: skip
+    model: nn.Module = transformers.LlamaModel(config)
+    return model
+
+
+@pytest.mark.parametrize("make", [bert, llama])
+@pytest.mark.parametrize("padded", [True, False])
+def test_weights_equal_those_of_eager_attention(make: Any, padded: bool) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = make(transformers).eval()
+    given: dict[str, Any] = {"input_ids": torch.randint(5, 30, (4, 7))}
+    mask = torch.ones(4, 7, dtype=torch.int64)
+    mask[0, 4:] = mask[2, 5:] = 0
+    if padded:
+        given["attention_mask"] = mask
+    found = comgra.look(model, spec="attention", **given)
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        eager = model(**given, output_attentions=True).attentions
+    slots = found.slots[found.slots["role"] == ROLE]
+    assert len(slots) == len(eager) == 2
+    for node, wanted in zip(slots["node"], eager, strict=True):
+        weights = found.slot(node, role=ROLE).value(0)
+        np.testing.assert_allclose(weights, wanted.numpy(), atol=1e-6)
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-6)
+        if padded:
+            assert not weights[0, :, :, 4:].any()
+            assert not weights[2, :, :, 5:].any()
