@@ -342,3 +342,59 @@ def test_a_step_that_keep_may_drop_has_none() -> None:
     with recording({**EVERYTHING, **spec, "checkpoints": {"every": 1}}) as found:
         train(5)
     assert [s.info.step for s in found.steps if s.info.type == CHECKPOINT] == [0, 3]
+
+
+AGAIN: dict[str, dict[str, Any]] = {
+    "saliency": {"target": "label"},
+    "input_x_gradient": {"target": "loss"},
+    "guided_backprop": {},
+    "grad_cam": {"select": "conv"},
+    "guided_grad_cam": {"select": "conv"},
+    "integrated_gradients": {"points": 3},
+    "occlusion": {"window": [3, 3], "stride": 3},
+    "hessian": {"points": 5},
+    "loss_slice": {"points": 3},
+}
+
+
+def test_every_picture_made_again_from_a_checkpoint_is_the_recorded_one(tmp_path: Path) -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.bn(self.conv(x)).relu().mean((2, 3)))
+
+    torch.manual_seed(0)
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x, y = torch.randn(6, 1, 6, 6), torch.arange(6) % 3
+    pictures = {name: {"method": name, **more} for name, more in AGAIN.items()}
+    spec = {
+        "nodes": {"all": {"select": "**", "capture": ["output"]}},
+        "schedule": {"every": 1},
+        "samples": {"count": 6},
+        "probes": {"eyes": {"samples": {"count": 6}, "schedule": {"every": 1}}},
+        "pictures": {name: {"of": "eyes", **each} for name, each in pictures.items()},
+        "checkpoints": {"every": 1},
+    }
+    with comgra.trace(spec, root=tmp_path) as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    run = comgra.open_run(session.path or "")
+    assert run.report["warnings"] == []
+    again = comgra.look(
+        model.eval(),
+        x,
+        weights=run.checkpoint(1),
+        pictures=pictures,
+        loss=lambda output: F.cross_entropy(output, y),
+    )
+    for name in pictures:
+        wanted, found = run.picture(name, 1), again.picture(name, 1)
+        assert wanted.values.tobytes() == found.values.tobytes(), name
+        assert wanted.values.any(), name

@@ -20,21 +20,38 @@ from tests.probing.nets import MODELS, Trained, train
 from tests.support.recording import EVERYTHING, Recording, contents, recording
 from tests.support.shortened import combined
 
-PICTURES = {
+PICTURES: dict[str, dict[str, Any]] = {
     "saliency": {"method": "saliency", "of": "eyes", "target": "label"},
+    "times": {"method": "input_x_gradient", "of": "eyes"},
     "line": {"method": "integrated_gradients", "of": "eyes", "points": 2},
-    "cam": {"method": "grad_cam", "of": "eyes", "select": {"class": "Conv2d"}, "target": "loss"},
-    "guided": {"method": "guided_backprop", "of": "eyes"},
     "bend": {"method": "hessian", "of": "eyes", "points": 3},
     "dream": {"method": "maximise", "of": "eyes", "select": "**", "points": 2, "units": [0]},
     "slice": {"method": "loss_slice", "of": "eyes", "points": 3},
 }
+OF_IMAGES: dict[str, dict[str, Any]] = {
+    "cam": {"method": "grad_cam", "of": "eyes", "select": {"class": "Conv2d"}, "target": "loss"},
+    "guided": {"method": "guided_backprop", "of": "eyes"},
+    "both": {"method": "guided_grad_cam", "of": "eyes", "select": {"class": "Conv2d"}},
+    "hide": {"method": "occlusion", "of": "eyes", "window": [4, 4], "stride": 4},
+}
+OF_TOKENS: dict[str, dict[str, Any]] = {
+    "hide": {"method": "occlusion", "of": "eyes", "window": [1]},
+    "read": {"method": "attention_rollout", "of": "eyes"},
+    "lens": {"method": "logit_lens", "of": "eyes", "select": "embed", "head": "head"},
+}
+PICTURES_OF = {
+    "conv": OF_IMAGES,
+    "recurrent": OF_TOKENS,
+    "transformer": OF_TOKENS,
+    "tied": OF_TOKENS,
+    "reparametrised": {},
+}
+"""Those that a model has besides `PICTURES`; what does not fit it is refused in the middle."""
 
 
 def probes(mode: str = "eval", name: str = "conv", **spec: Any) -> dict[str, Any]:
     eyes = {"samples": {"count": 4}, "mode": mode, "schedule": {"first": 2, "every": 2}, **spec}
-    possible = [*PICTURES] if name == "conv" else ["saliency", "line", "bend", "slice"]
-    return {"probes": {"eyes": eyes}, "pictures": {k: PICTURES[k] for k in possible}}
+    return {"probes": {"eyes": eyes}, "pictures": {**PICTURES, **PICTURES_OF[name]}}
 
 
 def traced(name: str, **spec: Any) -> tuple[Trained, Recording]:
@@ -83,6 +100,49 @@ def test_an_error_in_the_copy_ends_the_probe_but_neither_tracing_nor_training() 
     assert calls == 1
     (warning,) = found.report["warnings"]
     assert "the copy of the model failed (RuntimeError: no such kernel)" in warning
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "saliency": {},
+    "input_x_gradient": {},
+    "guided_backprop": {},
+    "grad_cam": {"select": {"class": "Conv2d"}},
+    "guided_grad_cam": {"select": {"class": "Conv2d"}},
+    "integrated_gradients": {"points": 2},
+    "occlusion": {"window": [4, 4], "stride": 4},
+    "hessian": {"points": 3},
+    "loss_slice": {"points": 3},
+}
+FAILING = {"occlusion": "run", "loss_slice": "run"}
+"""Methods without a backward pass fail in a forward pass, the others in a backward pass."""
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_error_in_the_middle_of_a_method_leaves_the_training_untouched(
+    method: str, calls: int
+) -> None:
+    place, name = (CleanCopy, "run") if method in FAILING else (torch.autograd, "grad")
+    # the first pass of a copy is that of the record
+    succeeding = calls + (method in FAILING)
+    original, count = getattr(place, name), 0
+
+    def fails(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        result = original(*args, **options)
+        if count == succeeding + 1:
+            raise RuntimeError("no such kernel")
+        return result
+
+    picture = {"it": {"method": method, "of": "eyes", **METHODS[method]}}
+    eyes = {"samples": {"count": 4}, "mode": "train", "schedule": {"every": 2}}
+    with patch.object(place, name, fails):
+        result, found = traced("conv", probes={"eyes": eyes}, pictures=picture)
+    assert count > succeeding
+    assert result.state() == train("conv").state()
+    assert len(found.of("probe:eyes")) == 3
+    assert "there is no picture 'it': RuntimeError: no such kernel" in str(found.report["warnings"])
 
 
 def calls_of_probing(**spec: Any) -> int:
