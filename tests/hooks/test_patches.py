@@ -414,6 +414,7 @@ ALLOWED = {
         "what the backward of a piece of code may overwrite, while that is compiled"
     ),
     "hooks/compiled/variant.py: pgo._CODE_STATE": "what the compiler knows of sizes, for a call",
+    "hooks/probing/copying.py: vars(made).update": "a module of a copy of ours",
     "hooks/probing/passes.py: vars(module).clear": "a module of a copy of ours",
     "hooks/probing/passes.py: vars(module).update": "a module of a copy of ours",
     "hooks/probing/seclusion.py: setattr": "what torch knows of its global hooks, put back",

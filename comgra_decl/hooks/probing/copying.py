@@ -253,7 +253,8 @@ def _copy_by_parts(root: nn.Module, memo: dict[int, Any]) -> None:
         memo[id(module)] = object.__new__(type(module))
     for module in root.modules():
         own = {name: v for name, v in vars(module).items() if name != "_compiled_call_impl"}
-        vars(memo[id(module)]).update(copy.deepcopy(own, memo))
+        made = memo[id(module)]
+        vars(made).update(copy.deepcopy(own, memo))
 
 
 def _share(root: nn.Module, memo: dict[int, Any]) -> list[str]:
