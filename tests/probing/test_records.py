@@ -366,6 +366,15 @@ def test_a_step_that_may_yet_be_dropped_has_no_probe() -> None:
     assert [step.info.step for step in found.of(EYES)] == [0, 3, 6]
 
 
+def test_a_probe_waits_until_its_share_of_the_time_has_paid_for_its_last_record() -> None:
+    every: dict[str, Any] = {"every": 1}
+    assert len(probed({"schedule": every}, steps=5).of(EYES)) == 5
+    # a record that took a millisecond is paid for after 100 seconds
+    found = probed({"schedule": {**every, "budget": {"time": "0.001%"}}}, steps=5)
+    assert [step.info.step for step in found.of(EYES)] == [0]
+    assert len(found.of("train")) == 5
+
+
 def test_a_device_without_room_leaves_the_copy_on_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
