@@ -35,8 +35,8 @@ from comgra_decl.visible import visible
 
 _LOG = logging.getLogger(__name__)
 _KEPT = ("section", "scale", "measure", "expanded", "graph", "between", "route", "pass_",
-         "slicing", "order", "window", "other", "other_step", "axis", "ticked", "smoothing",
-         "x_axis", "metric", "against", "brush")  # fmt: skip
+         "slicing", "order", "window", "other", "other_step", "other_type", "axis", "ticked",
+         "smoothing", "x_axis", "metric", "against", "brush")  # fmt: skip
 _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", "walk",
            "library", *_KEPT)  # fmt: skip
 _OF_ALL_RUNS = ("runs", "explore")
@@ -184,10 +184,13 @@ class Dashboard:
         self._other = None
         if others["section"] == "compare" or others["colour"] == DIFFERENCE:
             self._other = other_of(
-                self.catalogue, view, at, run=others["other"], step=others["other_step"]
-            )
+                self.catalogue, view, at, run=others["other"], step=others["other_step"],
+                type_=others["other_type"],
+            )  # fmt: skip
             there = self._other.view
             others["other"] = self._other.run
+            if self._other.type is None:
+                others["other_type"] = ""
             others["other_revision"] = -1 if there is None else there.revision
 
     def _on_state(self, *events: Any) -> None:

@@ -26,6 +26,7 @@ _TEXTS = {
     "slice": "slicing",
     "window": "window",
     "other": "other",
+    "other_type": "other_type",
     "metric": "metric",
     "against": "against",
     "between": "between",
@@ -48,7 +49,7 @@ _MOST = {"open": 500, "tick": 100}
 _OF_A_NODE = "inspect"
 """Section that is shown if a URL names a node but no section."""
 
-PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
+PUSHED = frozenset({"run", "type", "node", "role", "section", "other", "other_type"})
 """Parameters whose changes add browser history entries. Others replace the current entry."""
 
 
