@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-from base64 import b64encode
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +15,8 @@ from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
 from comgra_decl.query.attributions import by_token
 from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
-from comgra_decl.viewer.model.effects import EffectTable, effect_tables
+from comgra_decl.viewer.model.effects import EffectTable, effect_tables, probe_type_of
+from comgra_decl.viewer.model.images import Image, png, signed
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
@@ -28,10 +27,10 @@ _MOST_NODES = 32
 _MOST_POINTS = 2000
 _MOST_WORDS = 24
 """Most tokens of a sample in the gallery."""
+_MOST_EXPLAINED = 128
+"""Most explained positions of a table; more are an image."""
 _MOST_LAID_OUT = 2000
 """Most points of all steps that t-SNE lays out while one waits."""
-
-Image = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +66,7 @@ class Card:
         note: additional facts. missing: why there is no picture.
         words: the tokens of the sample, if the picture has numbers for tokens; "" without values.
         shares: the number of each token, as a share of the largest magnitude at any step.
+        rows: if several positions are explained, the token of each, and its shares.
     """
 
     title: str
@@ -77,6 +77,7 @@ class Card:
     missing: str = ""
     words: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+    rows: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +205,8 @@ def album(view: RunView, at: Selection, method: str = "pca") -> Album:
     """
     exhibits = _exhibits(view, at.step)
     types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
-    type_ = at.type if at.type in types else types[0] if types else ""
+    wanted = probe_type_of(view, at.type)
+    type_ = wanted if wanted in types else types[0] if types else ""
     steps = view.steps(type_) if type_ else None
     step = None if steps is None else nearest(steps, at.step if at.step is not None else -1)
     if step is None:
@@ -364,17 +366,27 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             values = view.value(slot, step, type_)[sample]
         except (ComgraError, IndexError):
             continue
-        words = _words(view, type_, step, sample, len(values) if values.ndim else 0)
-        of_tokens = bool(words) and "position" in fact and values.ndim < 3
-        bound = _bound(view, slot, type_, of_tokens=of_tokens)
+        positions = fact.get("positions", ())
+        axis = 1 if positions else 0
+        words = _words(view, type_, step, sample, values.shape[axis] if values.ndim > axis else 0)
+        of_tokens = bool(words) and bool("position" in fact or positions)
+        of_tokens = of_tokens and values.ndim < 3 + axis
+        bound = _bound(view, slot, type_, of_tokens=of_tokens, of_rows=bool(positions))
         method = str(fact["method"]).rpartition(".")[2]
         title = f"{name}: {method}, {slot.node}"
         note = _note(view, fact, sample)
-        if of_tokens:
+        if of_tokens and positions and len(positions) <= _MOST_EXPLAINED:
+            table = _per_token(values, of_rows=True) / (bound or 1.0)
+            named = _rows_of(view, fact, words, sample)
+            rows = tuple(zip(named, map(tuple, table.tolist()), strict=True))
+            cards.append(Card(title, "", -bound, bound, note, words=words, rows=rows))
+            continue
+        if of_tokens and not positions:
             shares = tuple((_per_token(values) / (bound or 1.0)).tolist())
             cards.append(Card(title, "", -bound, bound, note, words=words, shares=shares))
             continue
-        drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
+        flat = _per_token(values, of_rows=True) if of_tokens else _flat(values)
+        drawn = png(signed(flat / bound if bound else 0 * flat))
         cards.append(Card(title, drawn, -bound, bound, note))
     return tuple(cards)
 
@@ -427,13 +439,17 @@ def _note(view: RunView, fact: dict[str, Any], sample: int) -> str:
     target = fact.get("target")
     if target == "loss":
         parts.append("explains the loss")
+    elif "positions" in fact:
+        count = len(fact["positions"])
+        parts.append(f"rows: {count} explained positions; columns: the tokens of the input")
     elif isinstance(target, list) and sample < len(target):
         parts.append(_explained(view, fact, target[sample], sample))
     elif "position" in fact:
         parts.append(f"attention of position {fact['position']}")
     gap = fact.get("gap")
     if isinstance(gap, list) and sample < len(gap):
-        parts.append(f"completeness gap {gap[sample]:.2g}")
+        largest = np.ravel(gap[sample])[np.abs(np.ravel(gap[sample])).argmax()]
+        parts.append(f"{'largest ' if np.ndim(gap[sample]) else ''}completeness gap {largest:.2g}")
     return ", ".join(parts)
 
 
@@ -449,10 +465,26 @@ def _explained(view: RunView, fact: dict[str, Any], target: Any, sample: int) ->
     return f"explains token {target}{rather}{at}"
 
 
-def _per_token(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return one number for each token, [..., positions]: the sum over its embedding."""
+def _rows_of(view: RunView, fact: dict[str, Any], words: tuple[str, ...], sample: int) -> list[str]:
+    """Return what each explained position is: its token and, if known, the one that it predicts."""
+    names = [f"{position} {words[position]}" for position in fact["positions"]]
+    target = fact.get("target")
+    if isinstance(target, list) and sample < len(target):
+        predicted = labels(view, np.array(target[sample])).tolist()
+        names = [f"{name} \u2192 {token}" for name, token in zip(names, predicted, strict=True)]
+    return names
+
+
+def _per_token(values: NDArray[Any], *, of_rows: bool = False) -> NDArray[np.float64]:
+    """Return one number for each token, [..., positions]: the sum over its embedding.
+
+    Args:
+        values: [positions] or [positions, width]; with `of_rows`, an axis of explained positions
+            comes first.
+        of_rows: whether several positions are explained.
+    """
     wide = np.asarray(values, np.float64)
-    return wide if wide.ndim == 1 else by_token(wide, "sum")
+    return wide if wide.ndim == 1 + of_rows else by_token(wide, "sum")
 
 
 def _words(view: RunView, type_: str, step: int, sample: int, size: int) -> tuple[str, ...]:
@@ -469,7 +501,9 @@ def _words(view: RunView, type_: str, step: int, sample: int, size: int) -> tupl
     return ()
 
 
-def _bound(view: RunView, slot: Any, type_: str, *, of_tokens: bool) -> float:
+def _bound(
+    view: RunView, slot: Any, type_: str, *, of_tokens: bool, of_rows: bool = False
+) -> float:
     """Return the largest magnitude of a picture over all samples and steps."""
 
     def largest(step: int) -> float:
@@ -477,7 +511,7 @@ def _bound(view: RunView, slot: Any, type_: str, *, of_tokens: bool) -> float:
             values = view.value(slot, step, type_)
         except ComgraError:
             return 0.0
-        one = _per_token if of_tokens else _flat
+        one = partial(_per_token, of_rows=of_rows) if of_tokens else _flat
         flat = np.abs(np.stack([one(value) for value in values]))
         return float(flat[np.isfinite(flat)].max(initial=0.0))
 
@@ -493,35 +527,6 @@ def _flat(value: NDArray[Any]) -> NDArray[np.float64]:
     while value.ndim > 2:
         value = value.sum(0)
     return value if value.ndim == 2 else value.reshape(1, -1)
-
-
-def _signed(place: NDArray[np.float64]) -> Image:
-    """Return colours from blue for -1 through white to orange for 1; grey where missing."""
-    ends = {-1: np.array([0x24, 0x63, 0xAD]), 1: np.array([0xD1, 0x56, 0x1F])}
-    white = np.full(3, 255.0)
-    share = np.clip(np.abs(place), 0, 1)[..., None]
-    end = np.where((place < 0)[..., None], ends[-1], ends[1])
-    colours = white + share * (end - white)
-    colours[np.isnan(place)] = 128
-    image: Image = (np.nan_to_num(colours) + 0.5).astype(np.uint8)
-    return image
-
-
-def png(image: Image) -> str:
-    """Return an image [height, width, 3] as a data URL."""
-    height, width, _ = image.shape
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter, 0
-    lines[:, 1:] = image.reshape(height, -1)
-    parts = (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(lines.tobytes(), 6)),
-        (b"IEND", b""),
-    )
-    content = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )
-    return "data:image/png;base64," + b64encode(content).decode()
 
 
 # -- clouds ------------------------------------------------------------------------------------

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from comgra_decl.query import Picture
+from comgra_decl.records import INTERVENTION_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
-from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
+from comgra_decl.viewer.model.compare import DIFFERENCE, ranking_of
+from comgra_decl.viewer.model.comparison_target import Other
+from comgra_decl.viewer.model.effects import EffectTable, PlaceEffects, place_effects
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.pictures import (
     Album,
@@ -28,8 +33,10 @@ from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
 from comgra_decl.viewer.panes.effects import (
+    cell_of,
     circuit_card,
     effects_card,
+    grids,
     place_card,
     shaded,
     tokens,
@@ -109,6 +116,7 @@ class PicturesPane(Pane):
         """Create the HTML view."""
         self._method = "pca"
         self._place, self._strongest = "", STRONGEST[0]
+        self._tables: dict[str, EffectTable] = {}
         self.view = html_view(_CSS + EFFECTS)
         self.view.on_message(self._on_message)
         return self.view
@@ -124,27 +132,28 @@ class PicturesPane(Pane):
         circuits = [drawing for drawing in drawings if drawing is not None]
         sent = [f"sample:{tile.sample}" for tile in found.tiles]
         sent += [f"node:{node}" for node in _nodes(found, circuits)]
-        sent += tokens(found.effects)
+        sent += tokens()
         sent += [f"cloud:{method}" for method in layouts_here()]
         place = self._opened(shown, found)
         cards = []
         for table in found.effects:
             cards.append(effects_card(table, self._place))
-            if place is not None and self._place.split(":", 3)[-1] == table.name:
+            if place is not None and cell_of(self._place)[0] == table.name:
                 cards.append(place_card(place, self._place))
         cards += [circuit_card(drawing) for drawing in circuits]
         html = _page(found, shown.at.node, "".join(cards))
-        self.view.param.update(html=html, tokens=sent)
+        self.view.param.update(html=html, tokens=sent, grids=grids(found.effects))
+        self._tables = {table.name: table for table in found.effects}
 
     def _opened(self, shown: Shown, found: Album) -> PlaceEffects | None:
         """Return the effects in the place of the chosen cell; None if there is none."""
         if not self._place:
             return None
-        _, row, column, name = self._place.split(":", 3)
+        name, row, column = cell_of(self._place)
         table = next((table for table in found.effects if table.name == name), None)
         if table is None or table.values is None:
             return None
-        return place_effects(shown.view, table, int(row), int(column))
+        return place_effects(shown.view, table, row, column)
 
     def _on_message(self, message: Message) -> None:
         kind, _, rest = message["send"].partition(":")
@@ -159,8 +168,35 @@ class PicturesPane(Pane):
             self._strongest = int(rest)
             self.again()
         else:
-            self._place = "" if message["send"] == self._place else message["send"]
+            self._open(message["send"])
+
+    def _open(self, token: str) -> None:
+        """Open the place of a cell; if all tensors are recorded, also compare them."""
+        table = self._tables[cell_of(token)[0]]
+        if table.swept:
+            self._place = "" if token == self._place else token
             self.again()
+        else:
+            self._place = token
+            self._compare(table)
+
+    def _compare(self, table: EffectTable) -> None:
+        """Show the record of an intervention beside that of the probe, also on the graph.
+
+        If the selected node is in neither, the one that differs most is selected.
+        """
+        shown = self._shown
+        assert shown is not None
+        type_, probe = INTERVENTION_PREFIX + table.name, PROBE_PREFIX + table.probe
+        other = Other("", shown.view, table.step, type=probe)
+        at = replace(shown.at, type=type_, step=table.step)
+        ranked = ranking_of(shown.view, other, at, "forward", most=sys.maxsize).rows
+        nodes = [row.slot.node for row in ranked]
+        node = {} if at.node in nodes or not nodes else {"node": nodes[0]}
+        self.act(
+            type=type_, step=table.step, follow=False, other="", other_type=probe,
+            other_step=None, section="compare", colour=DIFFERENCE, pass_="forward", **node,
+        )  # fmt: skip
 
 
 def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:
@@ -226,6 +262,11 @@ def _card(card: Card) -> str:
         return _missing(card.title, card.missing)
     ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
     note = f"<p>{_e(card.note)}</p>" if card.note else ""
+    if card.rows:
+        return (
+            f'<div class="card"><h3>{_e(card.title)}</h3><div class="wide">{_table(card)}</div>'
+            f"<p>{ramp}</p>{note}</div>"
+        )
     if card.words:
         text = "".join(
             _word(word, share, share * card.high)
@@ -239,6 +280,25 @@ def _card(card: Card) -> str:
         f'<div class="card"><h3>{_e(card.title)}</h3>'
         f'<img src="{card.image}" alt="{_e(card.title)}"><p>{ramp}</p>{note}</div>'
     )
+
+
+def _table(card: Card) -> str:
+    """Return a table with a row for each explained position and a column for each token."""
+    head = "".join(f"<th>{_e(word)}</th>" for word in card.words)
+    lines = []
+    for name, shares in card.rows:
+        cells = "".join(_shade(share, share * card.high) for share in shares)
+        lines.append(f"<tr><th>{_e(name)}</th>{cells}</tr>")
+    return (
+        f'<table class="lens explained"><thead><tr><th></th>{head}</tr></thead><tbody>'
+        f"{''.join(lines)}</tbody></table>"
+    )
+
+
+def _shade(share: float, value: float) -> str:
+    if share != share:  # NaN
+        return f'<td title="not defined">{MISSING}</td>'
+    return f'<td style="{shaded(share)}">{value:.2g}</td>'
 
 
 def _lens(lens: Lens) -> str:
