@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -25,6 +25,7 @@ from comgra_decl.records import (
 )
 from comgra_decl.spec.pictures import HessianSpec
 
+from .attributions import EXPLAINED
 from .preview import axis_names
 
 if TYPE_CHECKING:
@@ -188,7 +189,11 @@ class Pictures:
             dims = (*dims[:-1], "position")
         if "position" in facts and dims:
             dims = ("position", *dims[1:])
-        labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
+        labels: dict[str, list[Any]] = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
+        explained = facts.get("positions")
+        if isinstance(explained, list) and len(dims) > 1:
+            dims = (EXPLAINED, "position", *dims[2:])
+            labels[EXPLAINED] = explained
         return Picture(name, values, (SAMPLE, *dims), slot.key.node, at, labels, facts)
 
     def _type_of(self, slot: SlotInfo) -> str:
@@ -260,6 +265,12 @@ class Pictures:
         points = np.stack([v.reshape(len(v), -1) for v in values.values()])
         if isinstance(basis, Basis):
             used = basis
+            if basis.node not in ("", node):
+                raise SelectionError(
+                    f"the basis is that of {basis.node!r}, whose features are others than those of "
+                    f"{node!r}; pass a basis of this node, or "
+                    'dataclasses.replace(basis, node="") if both have the same features.'
+                )
             if len(basis.mean) != points.shape[-1]:
                 raise SelectionError(
                     f"the basis has {len(basis.mean)} features, but {node!r} has "
@@ -267,9 +278,10 @@ class Pictures:
                 )
         elif basis in ("all", "last"):
             try:
-                used = cloud.fitted(points if basis == "all" else points[-1:])
+                fitted = cloud.fitted(points if basis == "all" else points[-1:])
             except ValueError as error:
                 raise UnknownNameError(f"{node!r} has no cloud: {error}.") from None
+            used = replace(fitted, node=node)
         else:
             raise UnknownNameError(f"basis={shown(basis)} is not 'all', 'last' or a basis.")
         labels = {"step": [*values], SAMPLE: self._labels([*values][-1])}

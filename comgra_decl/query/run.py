@@ -21,7 +21,7 @@ from comgra_decl.store.parts import Part
 
 from . import arrays, between, derived, graphs, statistics
 from .arrays import Arrays
-from .attributions import Spans, attribution_table
+from .attributions import EXPLAINED, Spans, attribution_table
 from .between import Between
 from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
@@ -650,7 +650,8 @@ class Run(RunFacts):
         Returns:
             One row per sample and position with "token" and "value". The token is text if the spec
             has `tokens`, and otherwise a number; it is missing if the input was not recorded. With
-            `spans`, one row per sample, and the sum of each span as a column.
+            `spans`, one row per sample, and the sum of each span as a column. If the picture
+            explains several positions, the index also has "explained", the explained position.
 
         Raises:
             UnknownNameError: there is no such picture, reduction or span, or the picture has no
@@ -661,7 +662,8 @@ class Run(RunFacts):
             raise UnknownNameError(f"the picture {name!r} has no number for each token.")
         type_ = probe_type(self.spec.pictures[name].of)
         record = self._snapshot.record(picture.step, type_)
-        size = picture.values.shape[1] if picture.values.ndim > 1 else 0
+        axis = 2 if EXPLAINED in picture.labels else 1
+        size = picture.values.shape[axis] if picture.values.ndim > axis else 0
         tokens = tokens_of(self._snapshot, record).get(size)
         return attribution_table(picture, tokens, self.tokens, by=by, spans=spans)
 
@@ -698,14 +700,15 @@ class Run(RunFacts):
 
         Args:
             node: the node.
-            basis: the steps to which the basis is fitted, "all" or "last", or an existing basis;
-                for principal components only.
+            basis: the steps to which the basis is fitted, "all" or "last", or an existing basis
+                of the same node; for principal components only.
             method: "pca", "tsne" or "umap".
             type: type of execution; None: the first probe, or training if there is no probe.
 
         Raises:
             UnknownNameError: no values of this node were recorded, or too few; or there is no such
                 method.
+            SelectionError: the basis is that of another node, or has another number of features.
             MissingPackageError: openTSNE or umap-learn is not installed.
         """
         if method in layouts.METHODS:

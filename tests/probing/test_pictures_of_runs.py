@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,12 @@ def test_a_cloud_has_one_basis_for_all_steps(run: Run) -> None:
     again = run.embedding("conv", found.basis)
     assert (again.values == found.values).all()
     assert run.embedding("conv", "last").basis is not None
-    with pytest.raises(SelectionError, match=r"the basis has \d+ features, but 'head' has 3"):
+    with pytest.raises(SelectionError, match=r"the basis is that of 'conv', whose features"):
         run.embedding("head", found.basis)
+    anywhere = replace(found.basis, node="")
+    assert (run.embedding("conv", anywhere).values == found.values).all()
+    with pytest.raises(SelectionError, match=r"the basis has \d+ features, but 'head' has 3"):
+        run.embedding("head", anywhere)
 
 
 @pytest.mark.parametrize("returned", [tuple, lambda pair: {"logits": pair[0], "more": pair[1]}])
