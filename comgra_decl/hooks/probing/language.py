@@ -19,7 +19,6 @@ from comgra_decl.hooks.pytree import gradient_function, tensors_in
 from comgra_decl.hooks.tensors.loss_calls import function_name
 from comgra_decl.spec.pictures import (
     AttentionRolloutSpec,
-    AttributionSpec,
     OcclusionSpec,
     TokenBaseline,
     TokenTarget,
@@ -130,10 +129,8 @@ class TokenSubject(Subject):
         return found[:, 0]
 
 
-def by_position(
-    spec: AttributionSpec, target: TokenTarget, subject: Subject
-) -> Iterator[tuple[int, AttributionSpec]]:
-    """Yield each explained position, counted from 0, with the spec of its picture alone.
+def by_position(target: TokenTarget, subject: Subject) -> Iterator[tuple[int, TokenTarget]]:
+    """Yield each explained position, counted from 0, with the target at this position alone.
 
     Raises:
         ProbeError: the model has no positions, or not this one.
@@ -146,8 +143,7 @@ def by_position(
             f"position: {target.position} needs a model that returns [samples, positions, tokens]"
         )
     for position in _positions(target.position, probing.length, omit=target.token == "next"):
-        own = target.model_copy(update={"position": position})
-        yield position, spec.model_copy(update={"target": own})
+        yield position, target.model_copy(update={"position": position})
 
 
 def _positions(wanted: str | int | list[int], size: int, *, omit: bool = False) -> list[int]:

@@ -65,8 +65,9 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
         from comgra_decl.hooks.probing.language import TokenSubject, by_position
 
         if not isinstance(spec.target.position, int):
-            found = by_position(spec, spec.target, subject)
-            return _stacked({position: drawn(own, subject) for position, own in found})
+            found = by_position(spec.target, subject)
+            alone = {at: spec.model_copy(update={"target": own}) for at, own in found}
+            return _stacked({at: drawn(each, subject) for at, each in alone.items()})
         subject = TokenSubject(subject, spec.target)
     classes = subject.classes(spec.target)
     facts |= subject.facts
