@@ -16,6 +16,7 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import panel as pn
+from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run, at_steps, clock_of
@@ -41,6 +42,7 @@ from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import smoothed
+from comgra_decl.viewer.model.stretches import candidates, points_of
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
     BLUE,
@@ -122,19 +124,20 @@ class RunPlots:
         `tensor` (name of the tensor). Cells without a record are transparent. Colours follow the
         same rules as in the viewer: at each end of the scale, one percent of the values is clipped,
         and positive values of very different magnitudes have a logarithmic scale. If there is no
-        room for all names, some are omitted; the tooltip contains every name.
+        room for all names, some are omitted; the tooltip contains every name. From 65,536 records
+        on, a cell shows the value of largest magnitude of 256 records, at the step of the first.
 
         Raises:
             UnknownNameError: the run has no such statistic, or no tensor in this pass.
         """
-        table = self._run.heat(statistic, of=of, over_batch=over_batch, type=type)
-        if not len(table.columns):
+        slots = [slot for slot in self._run.arrays.slots if slot.key.pass_ == of]
+        if not slots:
             self._check_pass(of)
-        columns: Any = table.columns
-        names = [_name(node, role, iteration) for node, role, iteration, _ in columns]
+        names = [_name(slot.key.node, slot.key.role, slot.key.iteration) for slot in slots]
         rows = np.arange(len(names))
-        steps = np.asarray(table.index, np.int64)
-        values = table.to_numpy(np.float64).T
+        steps, values, _ = candidates(
+            RunView(self._run), of, [slot.id for slot in slots], (statistic, over_batch, type or "")
+        )
         tensors = np.repeat(np.array(names, object)[:, None], len(steps), axis=1)
         mesh = hv.QuadMesh(
             (edges_of(steps), edges_of(rows), values, tensors),
@@ -425,9 +428,12 @@ class SlotPlots:
     def series(
         self, statistic: str = "mean", *, over_batch: str = "mean", type: str | None = None
     ) -> hv.Curve:
-        """Return one statistic by step, with gaps where the tensor was not recorded."""
-        series = self._slot.series(statistic, over_batch=over_batch, type=type)
-        table = pd.DataFrame({"step": series.index, statistic: series.to_numpy()})
+        """Return one statistic by step, with gaps where the tensor was not recorded.
+
+        From 65,536 records on, the curve has the lowest and the highest value of every 256 records.
+        """
+        steps, values = _line(self._slot, statistic, over_batch, type)
+        table = pd.DataFrame({"step": steps, statistic: values})
         curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
         return as_lines(curve)
 
@@ -512,6 +518,16 @@ class SlotPlots:
         overlay = bands[0] * bands[1] * styled(median, "Curve", {"color": BLUE})
         look = {"title": _label(self._slot), "ylabel": "value", "show_legend": True}
         return styled(overlay, "Overlay", look, bokeh={"height": 300})
+
+
+def _line(
+    slot: Slot, statistic: str, over_batch: str, type_: str | None
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the points of the curve of a tensor."""
+    if slot.long:
+        return points_of(slot.extremes(statistic, over_batch=over_batch, type=type_))[:2]
+    series = slot.series(statistic, over_batch=over_batch, type=type_)
+    return np.asarray(series.index, np.int64), series.to_numpy(np.float64)
 
 
 class GroupPlots:

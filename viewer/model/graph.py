@@ -280,7 +280,11 @@ def scale(view: RunView, at: Selection, pass_: str) -> Scale:
 
 
 def _known(view: RunView, at: Selection, pass_: str) -> NDArray[np.float64]:
-    values = view.heat(at.statistic, pass_, at.over, at.type).to_numpy(float)
+    if view.long:
+        found = view.extremes(at.statistic, view.in_pass(pass_), at.over, at.type)
+        values = np.stack([found.low, found.high], axis=-1).astype(float)
+    else:
+        values = view.heat(at.statistic, pass_, at.over, at.type).to_numpy(float)
     known: NDArray[np.float64] = values[np.isfinite(values)]
     return known
 

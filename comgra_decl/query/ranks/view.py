@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from comgra_decl.errors import DamagedRunError
 from comgra_decl.records import Note, SlotInfo, SlotKey, StoredPreview, Structure
 from comgra_decl.store import RunMeta
-from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
+from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn, round_up
+from comgra_decl.store.levels import SPAN, Extremes, reduced
 from comgra_decl.store.parts import Part, cut
 from comgra_decl.store.sessions import Session
 from comgra_decl.store.view import View
@@ -261,6 +262,23 @@ class JoinedView:
                     columns = Columns(partial(_rows, read, own))
                     joined[part, slots] = self._column(name, columns, ranks, self.slots[slots])
         return joined
+
+    def tile(self, column: int, records: slice, slots: slice) -> NDArray[np.float32]:
+        """Return one column for some slots in some common records, [records, slots]."""
+        if slots.stop - slots.start == 1:
+            return self._joined_series(slots.start, column)[records, None]
+        return self.heat("agg", column)[records, slots]
+
+    def extremes(
+        self, column: int, slots: slice, chosen: NDArray[np.bool_], within: slice
+    ) -> Extremes:
+        """Return the lowest and the highest values of a column in spans of common records.
+
+        All records are read: the extremes of the ranks are not those of the joined values.
+        """
+        first, last = within.start // SPAN * SPAN, min(round_up(within.stop, SPAN), self.n)
+        part = slice(first, last)
+        return reduced(self.tile(column, part, slots), chosen[part], first)
 
     def _tile(self, name: str, *, records: slice, slots: slice) -> Reading:
         """Read a column of some records and slots from all ranks, [ranks, records, slots]."""
