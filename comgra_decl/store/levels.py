@@ -485,8 +485,8 @@ class LevelReader:
         rows, arrays = entries
         width = min(out.low.shape[1], arrays[0].shape[1] - slot)
         fits = self._fits(rows)
-        for places in arrays[2:]:
-            fits &= (places < rows["count"][:, None]).all(axis=1)
+        for positions in arrays[2:]:
+            fits &= (positions < rows["count"][:, None]).all(axis=1)
         for kind in {tuple(row) for row in rows["kind"].tolist()} & counts.keys():
             mine = np.flatnonzero((rows["kind"] == kind).all(1) & fits)
             span = (rows["first"][mine] - out.first) // SPAN

@@ -38,8 +38,8 @@ def meta_of() -> RunMeta:
 def batch(first: int, count: int, slots: int = 2, types: tuple[str, ...] = ("train",)) -> StepBatch:
     """Records with missing values, infinities and equal values; `types` alternate."""
     rng = np.random.default_rng(first)
-    values = rng.integers(-40, 40, (count, slots, len(STATISTICS), len(AGGREGATES)))
-    values = values.astype(np.float32)
+    shape = count, slots, len(STATISTICS), len(AGGREGATES)
+    values = rng.integers(-40, 40, shape).astype(np.float32)
     values[rng.random(values.shape) < 0.05] = np.nan
     values[rng.random(values.shape) < 0.001] = np.inf
     values[:, :, 1] = rng.random(values[:, :, 1].shape) < 0.001  # non-finite elements
