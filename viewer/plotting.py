@@ -16,7 +16,6 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import panel as pn
-from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run, at_steps, clock_of
@@ -42,7 +41,7 @@ from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import smoothed
-from comgra_decl.viewer.model.stretches import candidates, points_of
+from comgra_decl.viewer.model.stretches import candidates, line_of_slot
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
     BLUE,
@@ -432,7 +431,7 @@ class SlotPlots:
 
         From 65,536 records on, the curve has the lowest and the highest value of every 256 records.
         """
-        steps, values = _line(self._slot, statistic, over_batch, type)
+        steps, values = line_of_slot(self._slot, statistic, over_batch, type)
         table = pd.DataFrame({"step": steps, statistic: values})
         curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
         return as_lines(curve)
@@ -518,16 +517,6 @@ class SlotPlots:
         overlay = bands[0] * bands[1] * styled(median, "Curve", {"color": BLUE})
         look = {"title": _label(self._slot), "ylabel": "value", "show_legend": True}
         return styled(overlay, "Overlay", look, bokeh={"height": 300})
-
-
-def _line(
-    slot: Slot, statistic: str, over_batch: str, type_: str | None
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return the points of the curve of a tensor."""
-    if slot.long:
-        return points_of(slot.extremes(statistic, over_batch=over_batch, type=type_))[:2]
-    series = slot.series(statistic, over_batch=over_batch, type=type_)
-    return np.asarray(series.index, np.int64), series.to_numpy(np.float64)
 
 
 class GroupPlots:

@@ -7,9 +7,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from comgra_decl.errors import DamagedRunError, StoreError
 from comgra_decl.query import Run, open_run
@@ -68,9 +70,9 @@ def ranks_unread() -> Iterator[None]:
         yield
 
 
-def numbers(run: Run) -> dict[str, np.ndarray]:
+def numbers(run: Run) -> dict[str, NDArray[Any]]:
     """Return everything that joined statistics serve."""
-    found = {}
+    found: dict[str, NDArray[Any]] = {}
     for over_batch in ("mean", "std", "abs_max"):
         for statistic in run.statistics:
             for type_ in (None, "eval"):
@@ -78,13 +80,13 @@ def numbers(run: Run) -> dict[str, np.ndarray]:
                 heat = run.heat(statistic, over_batch=over_batch, type=type_)
                 found[key] = heat.to_numpy()
                 slot = run.slot(run.nodes[-1])
-                how = {"over_batch": over_batch, "type": type_}
-                found[f"{key} series"] = slot.series(statistic, **how).to_numpy()
-                found[f"{key} extremes"] = slot.extremes(statistic, **how).to_numpy()
+                series = slot.series(statistic, over_batch=over_batch, type=type_)
+                extremes = slot.extremes(statistic, over_batch=over_batch, type=type_)
+                found |= {f"{key} series": series.to_numpy(), f"{key} pairs": extremes.to_numpy()}
     return found
 
 
-def assert_same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> None:
+def assert_same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> None:
     assert one.keys() == other.keys()
     for key, values in one.items():
         np.testing.assert_array_equal(values, other[key], err_msg=key)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from comgra_decl.query import Slot as Handle
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 
 Floats = NDArray[np.float64]
@@ -42,7 +43,19 @@ def line_of(
     """Return a statistic of a slot as points of a line over all steps."""
     if view.long:
         return points_of(view.slot_extremes(slot, statistic, over, type_))[:2]
-    series = view.series(slot, statistic, over, type_)
+    return _all_points(view.series(slot, statistic, over, type_))
+
+
+def line_of_slot(
+    slot: Handle, statistic: str, over: str, type_: str | None
+) -> tuple[Steps, Floats]:
+    """Return what `line_of` does, of a tensor that no viewer has open."""
+    if slot.long:
+        return points_of(slot.extremes(statistic, over_batch=over, type=type_))[:2]
+    return _all_points(slot.series(statistic, over_batch=over, type=type_))
+
+
+def _all_points(series: pd.Series) -> tuple[Steps, Floats]:
     return np.asarray(series.index, np.int64), np.asarray(series, float)
 
 
@@ -71,7 +84,7 @@ def candidates(
     if not view.long:
         table = view.heat(statistic, pass_, over, type_)
         steps = table.columns.to_numpy(np.int64)
-        return steps, table.reindex(slots).to_numpy(float), np.tile(steps, (len(slots), 1))
+        return steps, table.reindex([*slots]).to_numpy(float), np.tile(steps, (len(slots), 1))
     known = view.in_pass(pass_)
     if view.closely(within, type_):
         assert within is not None
