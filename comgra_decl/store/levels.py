@@ -42,6 +42,7 @@ _TOGETHER = 64  # spans per key
 _GROUP = SPAN * _TOGETHER
 _TILE = 64  # slots per key
 _MOST_KINDS = 4  # kinds of records in a span; with more, the span gets no entry
+_AT_ONCE = 64 << 20  # bytes of a transaction of a compaction, which creates one file
 _MOST = 64 << 20  # maximum size of a key, in bytes
 _MAGIC = b"CLV1"
 _KIND = [RecordColumn.MODE, RecordColumn.TYPE, RecordColumn.TAGS]
@@ -343,21 +344,23 @@ def write_levels(view: View, target: Database) -> None:
     """
     if view.n < LONG:
         return
-    table = LevelTable(level_columns(view.meta))
-    for first in range(0, view.n, _GROUP):
-        commit = Commit(target)
-        for at in range(first, min(first + _GROUP, view.n), SPAN):
-            last = min(at + SPAN, view.n)
-            values, facts = view.rows("agg", at, last), view.records[at:last]
-            if last - at == SPAN:
-                table.add(commit, at, values, facts)
-                table.accept()
-            else:
-                table.finish(commit, at, values, facts)
-        if view.n % SPAN == 0 and first + _GROUP > view.n:
-            table.finish(commit, view.n, values[:0], facts[:0])
-        with target.writing("the levels of detail"):
-            commit.finish()
+    columns = level_columns(view.meta)
+    group = 10 * _TOGETHER * columns * round_up(len(view.slots), _TILE)  # bytes
+    together = _GROUP * max(1, _AT_ONCE // group)
+    table, commit = LevelTable(columns), Commit(target)
+    for at in range(0, view.n, SPAN):
+        last = min(at + SPAN, view.n)
+        values, facts = view.rows("agg", at, last), view.records[at:last]
+        if last - at == SPAN:
+            table.add(commit, at, values, facts)
+            table.accept()
+        if last == view.n:
+            rest = slice(0 if last - at < SPAN else SPAN, None)
+            table.finish(commit, at + rest.start, values[rest], facts[rest])
+        if last == view.n or last % together == 0:
+            with target.writing("the levels of detail"):
+                commit.finish()
+            commit = Commit(target)
 
 
 # -- the bytes of a key ----------------------------------------------------------------------------
