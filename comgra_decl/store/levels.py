@@ -269,10 +269,8 @@ def _entries(first: int, values: Floats, facts: NDArray[np.float64]) -> Span:
     """Return the entries of consecutive records within one span, one for each kind of record."""
     kinds, which = np.unique(facts[:, _KIND], axis=0, return_inverse=True)
     which = which.reshape(-1)
-    digest, table = (
-        digest_of(facts, first % SPAN),
-        np.moveaxis(values, 2, 1),
-    )  # [records, statistics, slots]
+    digest = digest_of(facts, first % SPAN)
+    table = np.moveaxis(values, 2, 1)  # [records, statistics, slots]
     found = []
     for number, kind in enumerate(kinds.tolist()):
         records = np.flatnonzero(which == number)

@@ -321,3 +321,23 @@ def test_more_slots_than_one_key_holds_and_slots_that_appear_later(tmp_path: Pat
     writer.close()
     view = Reader(tmp_path / "run").view
     assert_exact(view)
+
+
+@pytest.mark.parametrize("block", [32, 128])
+def test_short_blocks_make_up_a_span(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """As in a run of many slots, whose blocks have fewer records; it is resumed within a span."""
+    monkeypatch.setattr("comgra_decl.store.layout.block_steps", lambda _: block)
+    run = write(tmp_path / "run", LONG + 3 * block + 5, commit=90, types=("train", "eval"))
+    n = LONG + 3 * block + 5
+    writer, _ = appending.append_to(run, meta_of())
+    for first in range(n, 2 * LONG + 50, 90):
+        writer.commit([batch(first, 90, types=("train", "eval"))])
+    writer.close()
+    view = Reader(run).view
+    modes = view.records[:, RecordColumn.MODE]
+    for mode in np.unique(modes):
+        with counted(view) as counts:
+            assert_exact(view, modes == mode)
+        assert counts["chunks"] == 0
