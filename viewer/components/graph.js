@@ -319,17 +319,11 @@ class Graph {
     const ins = this.index.dependencies(box.id).length;
     const outs = this.index.dependents(box.id).length;
     const fold = box.repeat > 1 ? `${box.repeat} identical blocks, ${box.count} nodes`
-      : box.plain ? `with ${this.#partsOf(box).join(", ")}`
+      : box.plain ? `with ${partsOf(box).join(", ")}`
       : box.folded ? `${box.count} nodes` : "";
     const value = this.heat?.[box.id]?.text;
     return [box.kind, box.title, fold, value, `${ins} in, ${outs} out`].filter(Boolean)
       .join(" \u00b7 ");
-  }
-
-  // Returns what is drawn as part of a module, without the module's own name.
-  #partsOf({ id, members }) {
-    return members.slice(1).map((name) =>
-      name.startsWith(`${id}.`) ? name.slice(id.length + 1) : name.slice(name.lastIndexOf(".") + 1));
   }
 
   // ---- user actions

@@ -161,7 +161,8 @@ def info_of(view: RunView, at: Selection, graph: Graph) -> str:
     if not at.node:
         return ""
     name = graph.name_of(at)
-    into = sum(sink == name for _, sink, _ in graph.edges)
+    inside = {node.name for node in graph.nodes if node.kind in ("parameter", "buffer")}
+    into = sum(sink == name and source not in inside for source, sink, _ in graph.edges)
     out = sum(source == name for source, _, _ in graph.edges)
     shown = next((node for node in graph.nodes if node.name == name), None)
     title = _title(view, name, at) if name in view.nodes else shown.title if shown else ""
