@@ -222,8 +222,9 @@ class RunPlots:
             if not steps:
                 what = f"of type {shown(type)}; the types are {types}" if type else "at all"
                 raise UnknownNameError(f"no step was recorded {what}.")
+            near = sorted(sorted(steps, key=lambda each: abs(each - (step or 0)))[:3])
             raise UnknownNameError(
-                f"step {step} was not recorded. The steps are {steps[0]} to {steps[-1]}."
+                f"step {step} was not recorded; nearest: {', '.join(map(str, near))}."
             )
         if statistic is not None:
             self._check_pass(of)
