@@ -6,17 +6,16 @@ import struct
 import zlib
 from base64 import b64encode
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError, UnknownNameError
-from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
 from comgra_decl.query.attributions import by_token
 from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
+from comgra_decl.viewer.model.clouds import Cloud, Clouds
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
 from comgra_decl.viewer.model.runview import RunView
@@ -25,11 +24,8 @@ from comgra_decl.viewer.model.tokens import joined, labels
 
 _MOST_SAMPLES = 64
 _MOST_NODES = 32
-_MOST_POINTS = 2000
 _MOST_WORDS = 24
 """Most tokens of a sample in the gallery."""
-_MOST_LAID_OUT = 2000
-"""Most points of all steps that t-SNE lays out while one waits."""
 
 Image = NDArray[np.uint8]
 
@@ -95,29 +91,6 @@ class Lens:
     words: tuple[str, ...]
     layers: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cloud:
-    """Points of a node, [samples, 2], in a frame that is the same at all steps.
-
-    Attributes:
-        points: the points at this step.
-        low: the lowest coordinates at all steps.
-        high: the highest ones.
-        labels: the label of each sample.
-        note: how they were computed.
-        steps: the number of steps in the frame.
-        method: "pca" or "tsne".
-    """
-
-    points: NDArray[np.float64]
-    low: tuple[float, float]
-    high: tuple[float, float]
-    labels: list[str]
-    note: str
-    steps: int
-    method: str = "pca"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +167,13 @@ def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
     return tuple(found)
 
 
-def album(view: RunView, at: Selection, method: str = "pca") -> Album:
+def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
     """Return the pictures at the probe's record nearest to the selected step.
 
     Args:
         view: the run.
         at: what is selected.
-        method: how the cloud is laid out, "pca" or "tsne".
+        clouds: the clouds of the session; None for clouds that nothing keeps.
     """
     exhibits = _exhibits(view, at.step)
     types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
@@ -218,7 +191,7 @@ def album(view: RunView, at: Selection, method: str = "pca") -> Album:
         tiles,
         _cards(view, type_, step, sample),
         _landscapes(view, type_, step),
-        _cloud(view, type_, step, at.node, method),
+        (clouds or Clouds()).of(view, type_, step, at.node),
         _computed(view, "likeness", type_, step),
         _computed(view, "confusion", type_, step),
         _if_there(_computed(view, "reliability", type_, step)),
@@ -522,59 +495,3 @@ def png(image: Image) -> str:
         for kind, data in parts
     )
     return "data:image/png;base64," + b64encode(content).decode()
-
-
-# -- clouds ------------------------------------------------------------------------------------
-
-
-def layouts_here() -> list[str]:
-    """Return the methods that can lay out a cloud, according to the installed packages."""
-    return ["pca", *(["tsne"] if find_spec("openTSNE") else [])]
-
-
-def _cloud(view: RunView, type_: str, step: int, node: str, method: str) -> Cloud | str:
-    try:
-        if method == "tsne":
-            placed = view.now(("tsne", type_, node), lambda: _laid_out(view, node, type_))
-            trust = placed.facts["trustworthiness"]
-            steps = placed.labels["step"]
-            note = f"t-SNE, trustworthiness {trust[steps.index(step)]:.2f}" if step in steps else ""
-        else:
-            # kept, so that new records do not move the drawn points
-            basis: Basis | None = view.ever(
-                ("basis", type_, node), lambda: view.run.embedding(node, type=type_).basis
-            )
-            assert basis is not None
-            placed = view.now(
-                ("cloud", type_, node), lambda: view.run.embedding(node, basis, type=type_)
-            )
-            shares = " and ".join(f"{100 * share:.0f} %" for share in basis.explained.tolist())
-            note = f"principal components with {shares} of the variance"
-    except ComgraError as error:
-        return str(error)
-    steps, values = placed.labels["step"], placed.values
-    if step not in steps:
-        return f"{node} was recorded with a different shape at step {step}."
-    if values.shape[1] > _MOST_POINTS:
-        return f"{values.shape[1]} points are too many to show."
-    low, high = values.min((0, 1)), values.max((0, 1))
-    return Cloud(
-        values[steps.index(step)],
-        (float(low[0]), float(low[1])),
-        (float(high[0]), float(high[1])),
-        ["" if label is None else str(label) for label in placed.labels["sample"]],
-        note,
-        len(steps) if method == "tsne" or basis is None else basis.steps,
-        method,
-    )
-
-
-def _laid_out(view: RunView, node: str, type_: str) -> Picture:
-    run = view.run
-    samples = len(run.samples(int(view.steps(type_)[-1]), type=type_))
-    if samples * len(view.steps(type_)) > _MOST_LAID_OUT:
-        raise UnknownNameError(
-            f"{len(view.steps(type_))} steps of {samples} samples take too long to lay out here; "
-            f"call run.embedding({node!r}, method='tsne')."
-        )
-    return run.embedding(node, method="tsne", type=type_)

@@ -12,20 +12,20 @@ from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
+from comgra_decl.viewer.model.clouds import Clouds, layouts_here
 from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.pictures import (
     Album,
     Card,
-    Cloud,
     Exhibit,
     Lens,
     Tile,
     album,
-    layouts_here,
 )
-from comgra_decl.viewer.palette import LINES, colour_at
+from comgra_decl.viewer.palette import colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.panes.clouds import FIT_AGAIN, cloud_card
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
 from comgra_decl.viewer.panes.effects import (
     circuit_card,
@@ -107,7 +107,7 @@ class PicturesPane(Pane):
 
     def build(self) -> Any:
         """Create the HTML view."""
-        self._method = "pca"
+        self._clouds = Clouds()
         self._place, self._strongest = "", STRONGEST[0]
         self.view = html_view(_CSS + EFFECTS)
         self.view.on_message(self._on_message)
@@ -119,13 +119,13 @@ class PicturesPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Rewrite the gallery and the cards."""
-        found = album(shown.view, shown.at, self._method)
+        found = album(shown.view, shown.at, self._clouds)
         drawings = [circuit_drawing(shown.view, t, self._strongest) for t in found.effects]
         circuits = [drawing for drawing in drawings if drawing is not None]
         sent = [f"sample:{tile.sample}" for tile in found.tiles]
         sent += [f"node:{node}" for node in _nodes(found, circuits)]
         sent += tokens(found.effects)
-        sent += [f"cloud:{method}" for method in layouts_here()]
+        sent += [f"cloud:{method}" for method in layouts_here()] + [FIT_AGAIN]
         place = self._opened(shown, found)
         cards = []
         for table in found.effects:
@@ -151,7 +151,10 @@ class PicturesPane(Pane):
         if kind == "sample":
             self.act(batch=rest)
         elif kind == "cloud":
-            self._method = rest
+            self._clouds.method = rest
+            self.again()
+        elif message["send"] == FIT_AGAIN:
+            self._clouds.fit_again()
             self.again()
         elif kind == "node":
             self.act(node=rest)
@@ -181,7 +184,7 @@ def _page(found: Album, node: str, effects: str) -> str:
     cards += "".join(map(landscape_card, found.landscapes))
     cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
     cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
-    cards += _cloud(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
+    cards += cloud_card(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
     cards += _reliability(found.reliability) + _decoded(found.decoded, found.step)
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
@@ -272,42 +275,6 @@ def _missing(title: str, why: str) -> str:
 _SIZE, _MARGIN = 190, 8
 _BETWEEN, _LETTER, _NAMED = 26, 6, 24
 """Pixels between layers and for a letter, and the most letters of a name below a line."""
-
-
-def _cloud(found: Cloud | str, node: str, sample: int) -> str:
-    if isinstance(found, str):
-        return _missing(f"cloud: {node}", found)
-    groups = sorted(set(found.labels))
-    low, high = np.array(found.low), np.array(found.high)
-    span = np.where(high > low, high - low, 1.0)
-    inner = _SIZE - 2 * _MARGIN
-    places = _MARGIN + (found.points - low) / span * inner
-    dots = []
-    for i, (x, y) in enumerate(places.tolist()):
-        label = found.labels[i] if i < len(found.labels) else ""
-        colour = LINES[groups.index(label) % len(LINES)] if label in groups else LINES[0]
-        ring = ' stroke="currentColor" stroke-width="2"' if i == sample else ""
-        dots.append(
-            f'<circle cx="{x:.1f}" cy="{_SIZE - y:.1f}" r="4.5" fill="{colour}"{ring} '
-            f'tabindex="0" data-send="sample:{i}"><title>sample {i} {_e(label)}</title></circle>'
-        )
-    chooser = "".join(_choice(method, found.method) for method in layouts_here())
-    return (
-        f'<div class="card"><h3>cloud: {_e(node)}</h3>'
-        f'<svg width="{_SIZE}" height="{_SIZE}" role="img" aria-label="Cloud of {_e(node)}">'
-        f"{''.join(dots)}</svg><p>{_e(found.note)}, fitted to {count(found.steps)} steps</p>"
-        f"{chooser}</div>"
-    )
-
-
-def _choice(method: str, chosen: str) -> str:
-    """Return a button that lays out the cloud by a method; "" if there is no other method."""
-    if len(layouts_here()) < 2:
-        return ""
-    name = {"pca": "principal components", "tsne": "t-SNE"}[method]
-    pressed = str(method == chosen).lower()
-    send = f'data-send="cloud:{method}" aria-pressed="{pressed}"'
-    return f'<button type="button" {send}>{name}</button> '
 
 
 def _likeness(found: Album) -> str:

@@ -22,8 +22,9 @@ import comgra_decl
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Picture, Run
 from comgra_decl.viewer.elements import picture_of
+from comgra_decl.viewer.model.clouds import Cloud
 from comgra_decl.viewer.model.drawing import Drawing
-from comgra_decl.viewer.model.pictures import Album, Cloud, album, png
+from comgra_decl.viewer.model.pictures import Album, album, png
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
