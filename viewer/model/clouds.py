@@ -13,6 +13,7 @@ from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.query import Picture
 from comgra_decl.viewer.model.cache import Cache
+from comgra_decl.viewer.model.record_pictures import Computed, without_values
 from comgra_decl.viewer.model.runview import RunView
 
 _MOST_POINTS = 2000
@@ -85,14 +86,14 @@ class Clouds:
         """Fit all axes and frames to the records that exist now."""
         self._frames.clear()
 
-    def of(self, view: RunView, type_: str, step: int, node: str) -> Cloud | str:
-        """Return the cloud of a node at a step, or the reason why there is none."""
+    def of(self, view: RunView, type_: str, step: int, node: str) -> Cloud | Computed:
+        """Return the cloud of a node at a step, or why there is none."""
         try:
             return self._cloud(view, type_, step, node)
         except ComgraError as error:
-            return str(error)
+            return without_values(view, "cloud", type_, node, str(error))
 
-    def _cloud(self, view: RunView, type_: str, step: int, node: str) -> Cloud | str:
+    def _cloud(self, view: RunView, type_: str, step: int, node: str) -> Cloud:
         key = (str(view.run.path), view.number, type_, node, self.method)
         if self.method == "tsne":
             placed = view.now(("tsne", type_, node), lambda: _laid_out(view, node, type_))
@@ -101,9 +102,9 @@ class Clouds:
             frame, placed = self._projected(view, type_, node, key)
         steps, values = placed.labels["step"], placed.values
         if step not in steps:
-            return f"{node} was recorded with a different shape at step {step}."
+            raise UnknownNameError(f"{node} was recorded with a different shape at step {step}.")
         if values.shape[1] > _MOST_POINTS:
-            return f"{values.shape[1]} points are too many to show."
+            raise UnknownNameError(f"{values.shape[1]} points are too many to show.")
         return Cloud(
             values[steps.index(step)],
             (float(frame.low[0]), float(frame.low[1])),

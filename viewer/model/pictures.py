@@ -12,20 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError, UnknownNameError
-from comgra_decl.query import Picture
 from comgra_decl.query.attributions import by_token
 from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.clouds import Cloud, Clouds
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
+from comgra_decl.viewer.model.record_pictures import Computed, of_step
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.tokens import joined, labels
 
 _MOST_SAMPLES = 64
-_MOST_NODES = 32
 _MOST_WORDS = 24
 """Most tokens of a sample in the gallery."""
+
+_OF_STEP = ("likeness", "confusion", "reliability", "linear_probe")
+"""Pictures of all nodes or of the model's predictions at a step."""
 
 Image = NDArray[np.uint8]
 
@@ -122,11 +124,8 @@ class Album:
         cards: the pictures of the selected sample.
         landscapes: the pictures of the whole model.
         lenses: the logit lenses of the selected sample.
-        cloud: the selected node's cloud, or the reason why there is none.
-        likeness: nodes and their CKA, or the reason why there is none.
-        confusion: counts by class and predicted class, or the reason why there are none.
-        reliability: confidence and accuracy in bins; None if there are no outputs for classes.
-        decoded: how well the class can be predicted from each node, [1, nodes]; None if it cannot.
+        cloud: the selected node's cloud, or why there is none.
+        computed: the pictures that the records suffice for.
         effects: the effects of the interventions on the probe.
         exhibits: what the program has shown, at the last step up to the selected one.
     """
@@ -137,11 +136,8 @@ class Album:
     tiles: tuple[Tile, ...] = ()
     cards: tuple[Card, ...] = ()
     landscapes: tuple[Landscape, ...] = ()
-    cloud: Cloud | str = ""
-    likeness: Picture | str = ""
-    confusion: Picture | str = ""
-    reliability: Picture | None = None
-    decoded: Picture | None = None
+    cloud: Cloud | Computed | None = None
+    computed: tuple[Computed, ...] = ()
     effects: tuple[EffectTable, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
     lenses: tuple[Lens, ...] = ()
@@ -192,31 +188,11 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
         _cards(view, type_, step, sample),
         _landscapes(view, type_, step),
         (clouds or Clouds()).of(view, type_, step, at.node),
-        _computed(view, "likeness", type_, step),
-        _computed(view, "confusion", type_, step),
-        _if_there(_computed(view, "reliability", type_, step)),
-        _if_there(_computed(view, "linear_probe", type_, step)),
+        tuple(of_step(view, name, type_, step) for name in _OF_STEP),
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
         _lenses(view, type_, step, sample),
     )
-
-
-def _computed(view: RunView, name: str, type_: str, step: int) -> Picture | str:
-    def compute() -> Picture | str:
-        try:
-            found = view.run.picture(name, step, type=type_)
-        except ComgraError as error:
-            return str(error)
-        if len(found.values) > _MOST_NODES:
-            return f"{len(found.values)} nodes are too many to show; select fewer in the spec."
-        return found
-
-    return view.ever((name, type_, step), compute)
-
-
-def _if_there(found: Picture | str) -> Picture | None:
-    return None if isinstance(found, str) else found
 
 
 # -- samples -----------------------------------------------------------------------------------

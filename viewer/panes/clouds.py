@@ -7,7 +7,9 @@ import numpy as np
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.clouds import Cloud, layouts_here
 from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.record_pictures import Computed
 from comgra_decl.viewer.palette import LINES
+from comgra_decl.viewer.panes.record_cards import missing_card
 
 FIT_AGAIN = "fit again"
 """What the button sends that fits the axes and the frame to all records."""
@@ -16,10 +18,10 @@ _SIZE, _MARGIN = 190, 8
 _NAMES = {"pca": "principal components", "tsne": "t-SNE"}
 
 
-def cloud_card(found: Cloud | str, node: str, sample: int) -> str:
+def cloud_card(found: Cloud | Computed, node: str, sample: int) -> str:
     """Return a card with a dot for each sample, or with the reason why there are none."""
-    if isinstance(found, str):
-        return f'<div class="card"><h3>cloud: {_e(node)}</h3><p>{_e(found)}</p></div>'
+    if isinstance(found, Computed):
+        return missing_card(f"cloud: {node}", found.why, found.lines)
     chooser = "".join(_choice(method, found.method) for method in layouts_here())
     return (
         f'<div class="card"><h3>cloud: {_e(node)}</h3>'

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
-from comgra_decl.query import Picture
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
-from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
 from comgra_decl.viewer.model.clouds import Clouds, layouts_here
 from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
-from comgra_decl.viewer.model.numbers import MISSING, count, number
+from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.pictures import (
     Album,
     Card,
@@ -23,7 +19,6 @@ from comgra_decl.viewer.model.pictures import (
     Tile,
     album,
 )
-from comgra_decl.viewer.palette import colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 from comgra_decl.viewer.panes.clouds import FIT_AGAIN, cloud_card
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
@@ -35,6 +30,7 @@ from comgra_decl.viewer.panes.effects import (
     tokens,
 )
 from comgra_decl.viewer.panes.landscapes import landscape_card
+from comgra_decl.viewer.panes.record_cards import missing_card, record_card
 
 _CSS = """
 .gallery, .cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
@@ -167,11 +163,11 @@ class PicturesPane(Pane):
 
 
 def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:
-    likeness = [] if isinstance(found.likeness, str) else [*found.likeness.labels["node"]]
-    decoded = [] if found.decoded is None else [*found.decoded.labels["node"]]
+    pictures = [each.picture for each in found.computed if each.picture is not None]
+    compared = [node for picture in pictures for node in picture.labels.get("node", ())]
     affected = [node for table in found.effects for node in table.nodes if node]
     inside = [spot.node for drawing in circuits for spot in drawing.spots.values()]
-    return [*dict.fromkeys([*likeness, *decoded, *affected, *inside])]
+    return [*dict.fromkeys([*compared, *affected, *inside])]
 
 
 def _page(found: Album, node: str, effects: str) -> str:
@@ -184,8 +180,11 @@ def _page(found: Album, node: str, effects: str) -> str:
     cards += "".join(map(landscape_card, found.landscapes))
     cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
     cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
-    cards += cloud_card(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
-    cards += _reliability(found.reliability) + _decoded(found.decoded, found.step)
+    assert found.cloud is not None  # a probe has one
+    cards += cloud_card(found.cloud, node, found.sample)
+    # The empty ones come last.
+    computed = sorted(found.computed, key=lambda each: each.picture is None)
+    cards += "".join(record_card(each) for each in computed)
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
         f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
@@ -226,7 +225,7 @@ def _tile(tile: Tile, chosen: bool) -> str:
 
 def _card(card: Card) -> str:
     if card.missing:
-        return _missing(card.title, card.missing)
+        return missing_card(card.title, card.missing)
     ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
     note = f"<p>{_e(card.note)}</p>" if card.note else ""
     if card.words:
@@ -266,128 +265,3 @@ def _word(word: str, share: float, value: float) -> str:
     if share != share:  # NaN
         return f'<span title="not defined">{_e(word)}</span> '
     return f'<span style="{shaded(share)}" title="{number(value, digits=3)}">{_e(word)}</span> '
-
-
-def _missing(title: str, why: str) -> str:
-    return f'<div class="card"><h3>{_e(title)}</h3><p>{_e(why)}</p></div>'
-
-
-_SIZE, _MARGIN = 190, 8
-_BETWEEN, _LETTER, _NAMED = 26, 6, 24
-"""Pixels between layers and for a letter, and the most letters of a name below a line."""
-
-
-def _likeness(found: Album) -> str:
-    if isinstance(found.likeness, str):
-        return _missing("similarity of layers", found.likeness)
-    if not np.isfinite(found.likeness.values).any():
-        why = "CKA needs at least four samples; declare more with the probe's `samples`."
-        return _missing("similarity of layers", why)
-    names = found.likeness.labels["node"]
-    return (
-        '<div class="card"><h3>similarity of layers (CKA, unbiased)</h3>'
-        f"{_heat(found.likeness, names, 1.0, linked=True)}</div>"
-    )
-
-
-def _heat(picture: Picture, names: list[str], most: float, *, linked: bool = False) -> str:
-    lines = []
-    for name, row in zip(names, picture.values.tolist(), strict=True):
-        cells = "".join(_cell(value, most) for value in row)
-        send = f' tabindex="0" data-send="node:{_raw(name)}"' if linked else ""
-        lines.append(f"<tr><th{send}>{_e(name)}</th>{cells}</tr>")
-    return f"<table><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _cell(value: float, most: float) -> str:
-    if value != value:  # NaN
-        return f'<td title="not defined">{MISSING}</td>'
-    share = min(max(value / most, 0.0), 1.0) if most else 0.0
-    dark = "#fff" if share < 0.6 else "#111"
-    return f'<td style="background:{colour_at(share)};color:{dark}">{value:.2g}</td>'
-
-
-def _confusion(found: Album) -> str:
-    if isinstance(found.confusion, str):
-        return _missing("confusion matrix", found.confusion)
-    counts = found.confusion.values[0]
-    whole = Picture("confusion", counts, ("class", "predicted class"))
-    names = [str(i) for i in range(len(counts))]
-    return (
-        '<div class="card"><h3>confusion matrix (rows: class, columns: predicted class)</h3>'
-        f"{_heat(whole, names, float(counts.max(initial=0)))}</div>"
-    )
-
-
-def _reliability(found: Picture | None) -> str:
-    """Return a card with the accuracy in each bin of the confidence; "" without a picture."""
-    if found is None:
-        return ""
-    width = _SIZE / len(found.values)
-    bars = []
-    for i, (sure, right, samples) in enumerate(found.values.tolist()):
-        if not samples:
-            continue
-        known = (
-            f"confidence {number(sure, digits=3)}, accuracy {number(right, digits=3)}, "
-            f"{count(int(samples))} samples"
-        )
-        bars.append(
-            f'<rect x="{i * width + 0.5:.1f}" y="{_SIZE * (1 - right):.1f}" '
-            f'width="{width - 1:.1f}" height="{_SIZE * right:.1f}"><title>{known}</title></rect>'
-        )
-    total = count(int(found.values[:, 2].sum()))
-    return (
-        f'<div class="card"><h3>reliability: {_e(found.node or "")}</h3>'
-        f'<svg class="curve bars" width="{_SIZE}" height="{_SIZE}" role="img" '
-        f'aria-label="Accuracy by confidence">{"".join(bars)}'
-        f'<line x1="0" y1="{_SIZE}" x2="{_SIZE}" y2="0"/></svg>'
-        f"<p>accuracy (up) by confidence (0 to 1, across) of {total} samples; the bars of a "
-        "calibrated model end at the diagonal</p></div>"
-    )
-
-
-def _decoded(found: Picture | None, step: int) -> str:
-    """Return a card with a line over the layers; "" without a picture."""
-    if found is None:
-        return ""
-    names, values = found.labels["node"], found.values[-1].tolist()
-    places = [_MARGIN + i * _BETWEEN for i in range(len(names))]
-    inner, pieces, marks, pen = _SIZE - 2 * _MARGIN, [], [], "M"
-    for x, name, value in zip(places, names, values, strict=True):
-        if value != value:  # NaN
-            pen = "M"
-            continue
-        y = _MARGIN + inner * (1 - value)
-        pieces.append(f"{pen}{x} {y:.1f}")
-        pen = "L"
-        known = f"{_e(name)}: {number(value, digits=3)}"
-        marks.append(
-            f'<circle cx="{x}" cy="{y:.1f}" r="4" tabindex="0" data-send="node:{_raw(name)}">'
-            f"<title>{known}</title></circle>"
-        )
-    longest = max(map(len, names))
-    height = _SIZE + _LETTER * min(longest, _NAMED)
-    texts = "".join(
-        f'<text transform="translate({x + 3} {_SIZE + 4}) rotate(90)">{_e(_short(name))}</text>'
-        for x, name in zip(places, names, strict=True)
-    )
-    scale = "".join(
-        f'<line x1="0" x2="{places[-1] + _MARGIN}" y1="{y}" y2="{y}"/>'
-        f'<text x="{places[-1] + _MARGIN + 3}" y="{y + 4}">{mark}</text>'
-        for mark, y in ((1, _MARGIN), (0, _MARGIN + inner))
-    )
-    tested = found.facts["tested"][-1]
-    return (
-        '<div class="card"><h3>linear probe of each layer</h3><div class="wide">'
-        f'<svg class="curve layers" width="{places[-1] + 3 * _MARGIN}" height="{height}" '
-        f'role="img" aria-label="Accuracy of a linear probe by layer"><path d="{"".join(pieces)}"/>'
-        f"{scale}{''.join(marks)}{texts}</svg></div>"
-        f"<p>accuracy of a linear classifier of each layer's values, on {count(tested)} samples to "
-        f"which it was not fitted, at step {count(step)}</p></div>"
-    )
-
-
-def _short(name: str) -> str:
-    """Return the end of a long name, which tells layers apart."""
-    return name if len(name) <= _NAMED else "\u2026" + name[1 - _NAMED :]

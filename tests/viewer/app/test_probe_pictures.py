@@ -20,15 +20,15 @@ from torch.nn import functional as F
 
 import comgra_decl
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.query import Picture, Run
+from comgra_decl.query import Run
 from comgra_decl.viewer.elements import picture_of
 from comgra_decl.viewer.model.clouds import Cloud
 from comgra_decl.viewer.model.drawing import Drawing
-from comgra_decl.viewer.model.pictures import Album, album, png
+from comgra_decl.viewer.model.pictures import album, png
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
-from comgra_decl.viewer.panes.pictures import PicturesPane, _likeness
+from comgra_decl.viewer.panes.pictures import PicturesPane
 from comgra_decl.viewer.plotting import plotted
 
 SPEC: dict[str, Any] = {
@@ -303,9 +303,10 @@ def test_a_colour_bar_of_small_numbers_leaves_the_title_readable() -> None:
     assert [axes.yaxis.get_offset_text().get_text() for axes in figure.axes] == ["", ""]
 
 
-def test_a_likeness_of_too_few_samples_says_how_many_it_needs() -> None:
-    labels = {"node": ["a", "b"], "other node": ["a", "b"]}
-    few = Picture("likeness", np.full((2, 2), np.nan), ("node", "other node"), None, 0, labels)
-    assert "at least four samples" in _likeness(Album("eyes", 0, 0, likeness=few))
-    known = Picture("likeness", np.eye(2), ("node", "other node"), None, 0, labels)
-    assert "<table>" in _likeness(Album("eyes", 0, 0, likeness=known))
+def test_a_likeness_of_too_few_samples_says_how_many_it_needs(tmp_path: Path) -> None:
+    few = {**SPEC["probes"]["eyes"], "samples": {"count": 3}}
+    view = trained(tmp_path, {**SPEC, "probes": {"eyes": few}})
+    (likeness,) = (c for c in album(view, at(view, step=4)).computed if c.name == "likeness")
+    assert likeness.picture is None
+    assert "at least four samples" in likeness.why
+    assert "samples: {count: 8}" in likeness.lines
