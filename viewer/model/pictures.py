@@ -2,55 +2,27 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.errors import ComgraError, UnknownNameError
+from comgra_decl.errors import ComgraError
 from comgra_decl.query.attributions import by_token
 from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.clouds import Cloud, Clouds
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
+from comgra_decl.viewer.model.gallery import Tile, gallery
+from comgra_decl.viewer.model.images import flat, png, signed
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
 from comgra_decl.viewer.model.record_pictures import Computed, of_step
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
-from comgra_decl.viewer.model.tokens import joined, labels
-
-_MOST_SAMPLES = 64
-_MOST_WORDS = 24
-"""Most tokens of a sample in the gallery."""
+from comgra_decl.viewer.model.tokens import labels
 
 _OF_STEP = ("likeness", "confusion", "reliability", "linear_probe")
 """Pictures of all nodes or of the model's predictions at a step."""
-
-Image = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A sample from the probe: what went in, and what came out at this step.
-
-    Attributes:
-        sample: its number in the record.
-        label: its category; "" if it has none.
-        prediction: the class with the highest output; None if there are no classes.
-        loss: the cross-entropy of the outputs and the label; None if unknown.
-        image: the input as the source of an `img`; "" if it is text or cannot be drawn.
-        text: the beginning of the input if it consists of tokens; otherwise "".
-    """
-
-    sample: int
-    label: str
-    prediction: int | None
-    loss: float | None
-    image: str
-    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +150,7 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
     step = None if steps is None else nearest(steps, at.step if at.step is not None else -1)
     if step is None:
         return Album("", -1, 0, exhibits=exhibits)
-    tiles = view.ever(("tiles", type_, step), lambda: _tiles(view, type_, step))
+    tiles = view.ever(("tiles", type_, step), lambda: gallery(view, type_, step))
     sample = min(at.sample or 0, max(0, len(tiles) - 1))
     return Album(
         type_.removeprefix(PROBE_PREFIX),
@@ -193,103 +165,6 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
         exhibits,
         _lenses(view, type_, step, sample),
     )
-
-
-# -- samples -----------------------------------------------------------------------------------
-
-
-def _tiles(view: RunView, type_: str, step: int) -> tuple[Tile, ...]:
-    run = view.run
-    labels = run.samples(step, type=type_)["label"].tolist()[:_MOST_SAMPLES]
-    inputs = _input(view, type_, step)
-    scores = _scores(view, type_, step)
-    tiles = []
-    for number, label in enumerate(labels):
-        known = scores is not None and number < len(scores)
-        row = scores[number] if known and scores is not None else None
-        given = inputs[number] if inputs is not None and number < len(inputs) else None
-        is_text = given is not None and given.ndim == 1 and given.dtype.kind in "iu"
-        image = "" if given is None or is_text else _photo(view, type_, given)
-        tiles.append(
-            Tile(
-                number,
-                "" if label is None else str(label),
-                None if row is None else int(row.argmax()),
-                None if row is None else _cross_entropy(row, label),
-                image,
-                _beginning(view, given) if given is not None and is_text else "",
-            )
-        )
-    return tuple(tiles)
-
-
-def _beginning(view: RunView, ids: NDArray[Any]) -> str:
-    """Return the first tokens of a sample as text."""
-    more = "\u2026" if len(ids) > _MOST_WORDS else ""
-    return joined(labels(view, ids[:_MOST_WORDS]).tolist()) + more
-
-
-def _input(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
-    for slot in view.slots.values():
-        if slot.kind == "input" and slot.pass_ == "forward":
-            try:
-                return view.value(slot, step, type_)
-            except UnknownNameError:
-                continue
-    return None
-
-
-def _scores(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
-    """Return the outputs of the model, [samples, classes]; None if there are none."""
-    described = view.run.document("modules") or []
-    for node in [entry["node"] for entry in described if entry["path"] == ""]:
-        try:
-            found = view.run.slot(node).value(step, type=type_)
-        except ComgraError:
-            continue
-        if found.ndim == 2 and found.shape[1] > 1:
-            return np.asarray(found, np.float64)
-    return None
-
-
-def _cross_entropy(scores: NDArray[Any], label: Any) -> float | None:
-    try:
-        place = int(label)
-    except (TypeError, ValueError):
-        return None
-    if not 0 <= place < len(scores):
-        return None
-    shifted = scores - scores.max()
-    return float(np.log(np.exp(shifted).sum()) - shifted[place])
-
-
-def _photo(view: RunView, type_: str, value: NDArray[Any]) -> str:
-    """Return an input as an image: a photo if the spec says how, or else its values in grey."""
-    value = np.asarray(value, np.float64)
-    probe = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
-    declared = None if probe is None else probe.show.image
-    if value.ndim == 3 and value.shape[0] in (1, 3):
-        if declared is not None:
-            channels = (-1, 1, 1)
-            value = value * np.reshape(declared.std, channels) + np.reshape(declared.mean, channels)
-        else:
-            value = _stretched(value)
-        colours = np.repeat(value, 3, 0) if len(value) == 1 else value
-        return png(_bytes(colours.transpose(1, 2, 0)))
-    flat = _flat(value)
-    return png(_bytes(np.repeat(_stretched(flat)[..., None], 3, -1)))
-
-
-def _stretched(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    finite = value[np.isfinite(value)]
-    if not finite.size or finite.max() == finite.min():
-        return np.full(value.shape, 0.5)
-    stretched: NDArray[np.float64] = (value - finite.min()) / (finite.max() - finite.min())
-    return stretched
-
-
-def _bytes(colours: NDArray[np.float64]) -> Image:
-    return (np.clip(np.nan_to_num(colours), 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
 # -- pictures ----------------------------------------------------------------------------------
@@ -323,7 +198,7 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             shares = tuple((_per_token(values) / (bound or 1.0)).tolist())
             cards.append(Card(title, "", -bound, bound, note, words=words, shares=shares))
             continue
-        drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
+        drawn = png(signed(flat(values) / bound if bound else 0 * flat(values)))
         cards.append(Card(title, drawn, -bound, bound, note))
     return tuple(cards)
 
@@ -426,48 +301,11 @@ def _bound(view: RunView, slot: Any, type_: str, *, of_tokens: bool) -> float:
             values = view.value(slot, step, type_)
         except ComgraError:
             return 0.0
-        one = _per_token if of_tokens else _flat
-        flat = np.abs(np.stack([one(value) for value in values]))
-        return float(flat[np.isfinite(flat)].max(initial=0.0))
+        one = _per_token if of_tokens else flat
+        sizes = np.abs(np.stack([one(value) for value in values]))
+        return float(sizes[np.isfinite(sizes)].max(initial=0.0))
 
     steps = view.steps(type_).tolist()
     key = ("bound", slot.id, type_, of_tokens)
     bounds = [view.ever((*key, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]
     return max(bounds, default=0.0)
-
-
-def _flat(value: NDArray[Any]) -> NDArray[np.float64]:
-    """Return a value of one sample as rows and columns; channels are added up."""
-    value = np.asarray(value, np.float64)
-    while value.ndim > 2:
-        value = value.sum(0)
-    return value if value.ndim == 2 else value.reshape(1, -1)
-
-
-def _signed(place: NDArray[np.float64]) -> Image:
-    """Return colours from blue for -1 through white to orange for 1; grey where missing."""
-    ends = {-1: np.array([0x24, 0x63, 0xAD]), 1: np.array([0xD1, 0x56, 0x1F])}
-    white = np.full(3, 255.0)
-    share = np.clip(np.abs(place), 0, 1)[..., None]
-    end = np.where((place < 0)[..., None], ends[-1], ends[1])
-    colours = white + share * (end - white)
-    colours[np.isnan(place)] = 128
-    image: Image = (np.nan_to_num(colours) + 0.5).astype(np.uint8)
-    return image
-
-
-def png(image: Image) -> str:
-    """Return an image [height, width, 3] as a data URL."""
-    height, width, _ = image.shape
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter, 0
-    lines[:, 1:] = image.reshape(height, -1)
-    parts = (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(lines.tobytes(), 6)),
-        (b"IEND", b""),
-    )
-    content = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )
-    return "data:image/png;base64," + b64encode(content).decode()

@@ -10,13 +10,13 @@ from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
 from comgra_decl.viewer.model.clouds import Clouds, layouts_here
 from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
+from comgra_decl.viewer.model.gallery import Tile
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.pictures import (
     Album,
     Card,
     Exhibit,
     Lens,
-    Tile,
     album,
 )
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
@@ -59,6 +59,7 @@ _CSS = """
 .card pre { margin: 6px 0 0; max-width: 420px; overflow: auto; }
 .card .curve { display: block; }
 .curve path { fill: none; stroke: #3f6fd8; stroke-width: 1.8; }
+.curve.wave path { stroke-width: 1; }
 .curve line { stroke: currentColor; stroke-dasharray: 3 3; stroke-opacity: 0.5; }
 .curve text { fill: currentColor; font-size: 10px; }
 .curve rect { fill: #3f6fd8; fill-opacity: 0.75; }
@@ -210,16 +211,42 @@ def _exhibits(found: Sequence[Exhibit]) -> str:
 def _tile(tile: Tile, chosen: bool) -> str:
     image = f'<img src="{tile.image}" alt="">' if tile.image else ""
     image += f'<span class="text">{_e(tile.text)}</span>' if tile.text else ""
+    image += _waves(tile) if tile.waves else ""
     lines = [f"sample {tile.sample}"]
     if tile.label:
         lines.append(f"label {_e(tile.label)}")
-    if tile.prediction is not None:
-        lines.append(f"predicted {tile.prediction}")
+    if tile.prediction:
+        lines.append(f"predicted {_e(tile.prediction)}")
     if tile.loss is not None:
-        lines.append(f"loss {number(tile.loss, digits=3)}")
+        lines.append(f"{tile.measure} {number(tile.loss, digits=3)}")
     return (
         f'<button type="button" class="tile" data-send="sample:{tile.sample}" '
         f'aria-pressed="{str(chosen).lower()}">{image}{"<br>".join(lines)}</button>'
+    )
+
+
+_ACROSS, _HIGH = 88, 44
+"""Pixels of a waveform: its width, and the height of one channel."""
+
+
+def _waves(tile: Tile) -> str:
+    """Return the channels of a waveform below one another."""
+    paths = []
+    for row, outline in enumerate(tile.waves):
+        pieces, pen = [], "M"
+        for i, (low, high) in enumerate(outline.tolist()):
+            if low != low:  # NaN
+                pen = "M"
+                continue
+            x = (i + 0.5) * _ACROSS / len(outline)
+            top, bottom = (row * _HIGH + 2 + (_HIGH - 4) * (1 - y) for y in (high, low))
+            pieces.append(f"{pen}{x:.1f} {top:.1f}L{x:.1f} {bottom:.1f}")
+            pen = "L"
+        paths.append(f'<path d="{"".join(pieces)}"/>')
+    height = _HIGH * len(tile.waves)
+    return (
+        f'<svg class="curve wave" width="{_ACROSS}" height="{height}" role="img" '
+        f'aria-label="Waveform of sample {tile.sample}">{"".join(paths)}</svg>'
     )
 
 

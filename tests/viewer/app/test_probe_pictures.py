@@ -24,7 +24,8 @@ from comgra_decl.query import Run
 from comgra_decl.viewer.elements import picture_of
 from comgra_decl.viewer.model.clouds import Cloud
 from comgra_decl.viewer.model.drawing import Drawing
-from comgra_decl.viewer.model.pictures import album, png
+from comgra_decl.viewer.model.images import png
+from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
@@ -101,7 +102,7 @@ def test_the_gallery_holds_input_label_prediction_and_loss_at_the_nearest_record
     for tile in found.tiles:
         label = run.samples(2, type="probe:eyes")["label"][tile.sample]
         assert tile.label == label
-        assert tile.prediction == int(scores[tile.sample].argmax())
+        assert tile.prediction == str(int(scores[tile.sample].argmax()))
         wanted = F.cross_entropy(scores[tile.sample], torch.tensor(int(label)))
         assert tile.loss == pytest.approx(float(wanted), rel=1e-5)
         grey = np.clip(given[tile.sample, 0] * 0.25 + 0.5, 0, 1) * 255
