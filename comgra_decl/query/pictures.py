@@ -352,7 +352,7 @@ class Pictures:
         wanted = self._wanted("spectrum", node)
         weight = self._run.slot(wanted, role="weight")
         found = {}
-        for at in self._steps_of(self._given):
+        for at in self._steps_of(self._given) if step is None else [step]:
             try:
                 found[at] = units.spectrum(weight.value(at, type=self._given)[0])
             except UnknownNameError:
@@ -364,12 +364,14 @@ class Pictures:
             )
         labels = {"step": [*found]}
         axes = ("step", "singular value")
-        return Picture("spectrum", np.stack([*found.values()]), axes, wanted, None, labels)
+        return Picture("spectrum", np.stack([*found.values()]), axes, wanted, step, labels)
 
     def _flow(self, step: int | None, node: str | None) -> Picture:
         at = self._step(step, self._given)
         row = self._run.row(at, type=self._given)
         passes = row.index.get_level_values("pass")
+        if "l2" not in row:
+            raise UnknownNameError("the statistic 'l2' was not recorded; add it to `stats`.")
         norms = row["l2"][passes == "grad"].dropna()
         if self._given is not None and norms.empty:
             raise UnknownNameError(
@@ -377,7 +379,8 @@ class Pictures:
                 "of training."
             )
         names = norms.index.get_level_values("node").tolist()
-        order = {name: i for i, name in enumerate(self._run.nodes)}
+        tensors = (s for s in self._snapshot.view.slots if s.kind not in ("parameter", "buffer"))
+        order = {name: i for i, name in enumerate(dict.fromkeys(s.key.node for s in tensors))}
         ranked = sorted(range(len(names)), key=lambda i: order[names[i]])
         values = norms.to_numpy(np.float64)[ranked]
         roles = norms.index.get_level_values("role").tolist()

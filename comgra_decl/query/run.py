@@ -611,8 +611,8 @@ class Run(RunFacts):
         - `linear_probe`: accuracy of a ridge classifier of each node's output on every other sample
           of each class, after fitting it to the rest
         - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
-        - `spectrum`: singular values of a node's weight by step
-        - `flow`: the gradient norm of each node at a step, in the order of the nodes
+        - `spectrum`: singular values of a node's weight, at each step or at one
+        - `flow`: the gradient norm of each node at a step, in the order of the calls
         - `loss_cam`: Grad-CAM of the loss at a training step, from an output and its gradient
 
         Args:

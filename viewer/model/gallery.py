@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -286,7 +287,7 @@ def _of_batch(view: RunView, slot: Slot, step: int) -> dict[int, Floats]:
         return {}
     if preview.step != step or any(axis.how != "all" for axis in preview.meanings[1:]):
         return {}
-    places = range(len(preview.values))
+    places: Sequence[int] = range(len(preview.values))
     if preview.whole:  # of the recorded samples only
         places = view.run.samples(step)["place"].tolist()
     wide = np.asarray(preview.values, np.float64)

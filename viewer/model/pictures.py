@@ -14,9 +14,14 @@ from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.clouds import Cloud, Clouds
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.gallery import Tile, gallery
-from comgra_decl.viewer.model.images import flat, png, signed
+from comgra_decl.viewer.model.images import flat, png, signed, veil
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
-from comgra_decl.viewer.model.record_pictures import Computed, of_step
+from comgra_decl.viewer.model.record_pictures import (
+    Computed,
+    of_node,
+    of_step,
+    of_training,
+)
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.tokens import labels
@@ -37,6 +42,7 @@ class Card:
         note: additional facts. missing: why there is no picture.
         words: the tokens of the sample, if the picture has numbers for tokens; "" without values.
         shares: the number of each token, as a share of the largest magnitude at any step.
+        over: the picture as a veil over the sample's image; "" if it has none.
     """
 
     title: str
@@ -47,6 +53,7 @@ class Card:
     missing: str = ""
     words: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+    over: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +156,8 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
     steps = view.steps(type_) if type_ else None
     step = None if steps is None else nearest(steps, at.step if at.step is not None else -1)
     if step is None:
-        return Album("", -1, 0, exhibits=exhibits)
+        computed = of_training(view, at.step, at.node)
+        return Album("", -1, 0, computed=computed, exhibits=exhibits)
     tiles = view.ever(("tiles", type_, step), lambda: gallery(view, type_, step))
     sample = min(at.sample or 0, max(0, len(tiles) - 1))
     return Album(
@@ -160,7 +168,11 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
         _cards(view, type_, step, sample),
         _landscapes(view, type_, step),
         (clouds or Clouds()).of(view, type_, step, at.node),
-        tuple(of_step(view, name, type_, step) for name in _OF_STEP),
+        (
+            *of_node(view, type_, step, at.node),
+            *(of_step(view, name, type_, step) for name in _OF_STEP),
+            *of_training(view, at.step, at.node),
+        ),
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
         _lenses(view, type_, step, sample),
@@ -198,8 +210,9 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             shares = tuple((_per_token(values) / (bound or 1.0)).tolist())
             cards.append(Card(title, "", -bound, bound, note, words=words, shares=shares))
             continue
-        drawn = png(signed(flat(values) / bound if bound else 0 * flat(values)))
-        cards.append(Card(title, drawn, -bound, bound, note))
+        place = flat(values) / (bound or 1.0)
+        over = png(veil(place)) if values.ndim > 1 else ""
+        cards.append(Card(title, png(signed(place)), -bound, bound, note, over=over))
     return tuple(cards)
 
 

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Picture
 from comgra_decl.records import PROBE_PREFIX
-from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.runview import RunView, Slot
+from comgra_decl.viewer.model.selection import nearest
 
 _MOST_NAMES = 32
 """Most nodes of a table that compares all of them."""
+
+_MOST_VALUES = 20_000_000
+"""Most values of all steps that are read while one waits."""
+
+_MOST_WORK = 2_000_000_000
+"""Most multiplications while one waits, for the singular values of a weight."""
+
+OF_NODE = ("dead_units", "likeness_over_steps")
+"""Pictures of one node at all steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +36,18 @@ class Computed:
         picture: the picture; None if there is none.
         why: why there is none.
         lines: YAML of the spec that would fill it; "" if no spec would.
+        node: the node that it shows; "" if it shows several, or the whole model.
+        step: the step to mark in a picture of several steps.
+        high: the largest magnitude at any step, if it has one colour scale for all steps.
     """
 
     name: str
     picture: Picture | None = None
     why: str = ""
     lines: str = ""
+    node: str = ""
+    step: int = -1
+    high: float = 0.0
 
 
 def of_step(view: RunView, name: str, type_: str, step: int) -> Computed:
@@ -112,6 +131,158 @@ def probe_lines(
 def selected(node: str) -> str:
     """Return a node as a value of `select`."""
     return json.dumps(node, ensure_ascii=False)
+
+
+# -- of one node -------------------------------------------------------------------------------
+
+
+def of_node(view: RunView, type_: str, step: int, node: str) -> tuple[Computed, ...]:
+    """Return the pictures that show the selected node at all steps of a probe."""
+    return tuple(_over_steps(view, name, type_, step, node) for name in OF_NODE)
+
+
+def _over_steps(view: RunView, name: str, type_: str, step: int, node: str) -> Computed:
+    def compute() -> Computed:
+        steps = len(view.steps(type_))
+        if _size(view, node) * steps > _MOST_VALUES:
+            why = f"{steps} steps of {node} take too long to read here; call run.picture({name!r})."
+            return Computed(name, None, why)
+        try:
+            found = view.run.picture(name, node=node, type=type_)
+        except ComgraError as error:
+            return without_values(view, name, type_, node, str(error))
+        if name == "likeness_over_steps" and not np.isfinite(found.values).any():
+            why = "CKA needs at least four samples whose values differ."
+            return Computed(name, None, why, probe_lines(view, type_))
+        return Computed(name, found)
+
+    return replace(view.now((name, type_, node), compute), node=node, step=step)
+
+
+def _size(view: RunView, node: str) -> int:
+    """Return the number of values of a node's first output."""
+    slots = [s for s in view.slots.values() if s.node == node and s.role.startswith("output")]
+    return int(np.prod(slots[0].shape)) if slots else 0
+
+
+# -- of training -------------------------------------------------------------------------------
+
+
+def of_training(view: RunView, step: int | None, node: str) -> tuple[Computed, ...]:
+    """Return the pictures that the records of training suffice for, at the nearest step."""
+    at = nearest(view.steps(""), step)
+    if at is None:
+        return ()
+    found = (_flow(view, at), _spectrum(view, at, node), _loss_cam(view, at, node))
+    return tuple(replace(each, step=at) for each in found)
+
+
+def _flow(view: RunView, step: int) -> Computed:
+    def compute() -> Computed:
+        try:
+            picture = view.run.picture("flow", step)
+            own = [_node_of(view, name) for name in picture.labels["node"]]
+            return Computed("flow", replace(picture, facts={"nodes": own}))
+        except ComgraError as error:
+            lines = 'nodes:\n  all: {select: "**", capture: [output, output_grad]}'
+            known = [str(entry) for entry in view.run.spec.stats if isinstance(entry, str)]
+            more = "" if "l2" in known else f"\nstats: [{', '.join([*known, 'l2'])}]"
+            return Computed("flow", None, str(error), lines + more)
+
+    found = view.ever(("flow", step), compute)
+    if found.picture is None or not len(found.picture.values):
+        return replace(found, picture=None, why=found.why or "no gradients were recorded.")
+    return found
+
+
+def _node_of(view: RunView, name: str) -> str:
+    """Return the node of a tensor that is named after its node and, if need be, its role."""
+    while name and name not in view.nodes:
+        name = name.rpartition(".")[0]
+    return name
+
+
+def _spectrum(view: RunView, step: int, node: str) -> Computed:
+    weight = view.passes(node, "weight", 0).get("forward")
+    shape = _weights(view).get(node, ())
+    if len(shape) < 2:
+        return Computed("spectrum", None, _without(node, "weight that is a matrix", _weights(view)))
+    if weight is None:
+        return Computed("spectrum", None, "Its weight was not recorded.", _kept_weight(node), node)
+    rows, columns = shape[0], int(np.prod(shape[1:]))
+    steps = view.steps("")
+    work = rows * columns * min(rows, columns)
+    if work > _MOST_WORK:
+        why = f"a weight of {rows} x {columns} takes too long here; call run.picture('spectrum')."
+        return Computed("spectrum", None, why, node=node)
+    every = work * len(steps) <= _MOST_WORK
+
+    def compute() -> Computed:
+        try:
+            found = view.run.picture("spectrum", None if every else step, node)
+        except ComgraError as error:
+            return Computed("spectrum", None, str(error), _kept_weight(node))
+        return Computed("spectrum", found)
+
+    key = ("spectrum", node, None if every else step)
+    return replace((view.now if every else view.ever)(key, compute), node=node)
+
+
+def _weights(view: RunView) -> dict[str, tuple[int, ...]]:
+    """Return the shape of the weight of each node that has one with rows and columns."""
+    described = view.run.document("modules") or []
+    shapes = {
+        entry["node"]: tuple(entry["parameters"].get("weight", {}).get("shape", ()))
+        for entry in described
+    }
+    return {node: shape for node, shape in shapes.items() if len(shape) > 1}
+
+
+def _without(node: str, what: str, others: Iterable[str]) -> str:
+    """Return the sentence that a node lacks something, and which node has it."""
+    other = next(iter(others), "")
+    more = f"; select one that does, such as {other}" if other else ""
+    return f"{node} has no {what}{more}."
+
+
+def _kept_weight(node: str) -> str:
+    entry = f"{{select: {selected(node)}, capture: [parameter], values: true}}"
+    return f"nodes:\n  weights: {entry}"
+
+
+def _loss_cam(view: RunView, step: int, node: str) -> Computed:
+    maps = [s.node for s in view.slots.values() if _has_places(s)]
+    if node not in maps:
+        why = _without(node, "output with channels and places", dict.fromkeys(maps))
+        return Computed("loss_cam", None, why)
+
+    def compute(at: int) -> Computed:
+        try:
+            return Computed("loss_cam", view.run.picture("loss_cam", at, node))
+        except ComgraError as error:
+            entry = f"{{select: {selected(node)}, capture: [output, output_grad], values: true}}"
+            return Computed("loss_cam", None, str(error), f"nodes:\n  maps: {entry}")
+
+    def at_step(at: int) -> Computed:
+        return view.ever(("loss_cam", node, at), lambda: compute(at))
+
+    found = at_step(step)
+    if found.picture is None:
+        return replace(found, node=node)
+    steps = view.steps("").tolist()
+    shared = _size(view, node) * len(steps) <= _MOST_VALUES
+    pictures = [at_step(each).picture for each in (steps if shared else [step])]
+    sizes = [np.abs(picture.values).max(initial=0.0) for picture in pictures if picture is not None]
+    return replace(found, node=node, high=float(np.max(sizes)))
+
+
+def _has_places(slot: Slot) -> bool:
+    """Return whether a tensor is an output [samples, channels, places ...]."""
+    own = (slot.role, slot.pass_, slot.kind) == ("output", "forward", "computed")
+    return own and slot.batch_dim == 0 and len(slot.shape) > 2
+
+
+# -- the lines that fill an empty one ----------------------------------------------------------
 
 
 def without_values(view: RunView, name: str, type_: str, node: str, why: str) -> Computed:

@@ -10,7 +10,6 @@ from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
 from comgra_decl.viewer.model.clouds import Clouds, layouts_here
 from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
-from comgra_decl.viewer.model.gallery import Tile
 from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.pictures import (
     Album,
@@ -29,19 +28,15 @@ from comgra_decl.viewer.panes.effects import (
     shaded,
     tokens,
 )
+from comgra_decl.viewer.panes.gallery import CSS as GALLERY
+from comgra_decl.viewer.panes.gallery import gallery
 from comgra_decl.viewer.panes.landscapes import landscape_card
+from comgra_decl.viewer.panes.record_cards import CSS as RECORD_CARDS
 from comgra_decl.viewer.panes.record_cards import missing_card, record_card
 
 _CSS = """
-.gallery, .cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
-.gallery { max-height: 392px; overflow: auto; }
-.tile { background: none; border: 2px solid var(--line); border-radius: 8px; color: inherit;
-  cursor: pointer; font: inherit; padding: 6px; text-align: left; width: 104px; }
-.tile[aria-pressed="true"] { border-color: #3f6fd8; }
-.tile img, .card img { display: block; image-rendering: pixelated; object-fit: contain; }
-.tile img { height: 88px; width: 88px; }
-.tile .text { display: block; font-size: 11px; line-height: 1.3; max-height: 72px;
-  margin-bottom: 4px; overflow: hidden; overflow-wrap: anywhere; }
+.cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
+.card img { display: block; image-rendering: pixelated; object-fit: contain; }
 .card .lens th { white-space: nowrap; }
 .card .lens td { text-align: center; white-space: pre; }
 .card .lens tbody th { position: sticky; left: 0; background: var(--panel-surface-color, #fff); }
@@ -49,17 +44,21 @@ _CSS = """
 .card h3 { font-size: 13px; letter-spacing: 0; margin: 0 0 6px; overflow-wrap: anywhere;
   text-transform: none; }
 .card img { background: var(--faint); height: 190px; width: 190px; }
+.card .over { position: relative; width: fit-content; }
+.card .over .veil { background: none; height: 100%; inset: 0; object-fit: fill; position: absolute;
+  width: 100%; }
+.card .over img { height: auto; max-height: 190px; min-height: 40px; }
+.choice { margin: 0 0 8px; }
 .card p { margin: 6px 0 0; max-width: 260px; overflow-wrap: anywhere; }
 .card table td, .card table th { font-size: 11px; padding: 2px 5px; text-align: right; }
 .card { box-sizing: border-box; max-width: 100%; }
 .card .wide { max-height: 420px; max-width: 760px; overflow: auto; }
-.card button[aria-pressed] { background: none; border: 1px solid var(--line); border-radius: 6px;
-  color: inherit; cursor: pointer; font: inherit; padding: 2px 8px; }
-.card button[aria-pressed="true"] { border-color: #3f6fd8; color: #3f6fd8; }
-.card pre { margin: 6px 0 0; max-width: 420px; overflow: auto; }
+.card button[aria-pressed], .choice button { background: none; border: 1px solid var(--line);
+  border-radius: 6px; color: inherit; cursor: pointer; font: inherit; padding: 2px 8px; }
+button[aria-pressed="true"]:not(.tile) { border-color: #3f6fd8; color: #3f6fd8; }
+.card pre { margin: 6px 0 0; max-width: 420px; white-space: pre-wrap; }
 .card .curve { display: block; }
 .curve path { fill: none; stroke: #3f6fd8; stroke-width: 1.8; }
-.curve.wave path { stroke-width: 1; }
 .curve line { stroke: currentColor; stroke-dasharray: 3 3; stroke-opacity: 0.5; }
 .curve text { fill: currentColor; font-size: 10px; }
 .curve rect { fill: #3f6fd8; fill-opacity: 0.75; }
@@ -83,17 +82,21 @@ pictures:
 """
 
 _NO_PICTURE = """
-<div class="card"><h3>No picture is declared</h3><pre>pictures:
+<div class="card empty"><h3>No picture is declared</h3><pre>pictures:
   cam:  {{method: grad_cam, of: {probe}, select: {{class: Conv2d}}, target: label}}
   maps: {{method: integrated_gradients, of: {probe}, target: top}}</pre></div>
 """
 
 
 _NO_INTERVENTION = """
-<div class="card"><h3>No intervention is declared</h3><pre>interventions:
+<div class="card empty"><h3>No intervention is declared</h3><pre>interventions:
   no_mlp: {{of: {probe}, select: "**.mlp", do: zero}}
   units:  {{of: {probe}, select: {{class: Linear}}, do: zero, sweep: [node, feature]}}</pre></div>
 """
+
+
+_OVER = "over"
+"""What the button sends that lays the maps over the image of the sample."""
 
 
 class PicturesPane(Pane):
@@ -105,8 +108,9 @@ class PicturesPane(Pane):
     def build(self) -> Any:
         """Create the HTML view."""
         self._clouds = Clouds()
+        self._over = False
         self._place, self._strongest = "", STRONGEST[0]
-        self.view = html_view(_CSS + EFFECTS)
+        self.view = html_view(_CSS + GALLERY + EFFECTS + RECORD_CARDS)
         self.view.on_message(self._on_message)
         return self.view
 
@@ -122,7 +126,7 @@ class PicturesPane(Pane):
         sent = [f"sample:{tile.sample}" for tile in found.tiles]
         sent += [f"node:{node}" for node in _nodes(found, circuits)]
         sent += tokens(found.effects)
-        sent += [f"cloud:{method}" for method in layouts_here()] + [FIT_AGAIN]
+        sent += [f"cloud:{method}" for method in layouts_here()] + [FIT_AGAIN, _OVER]
         place = self._opened(shown, found)
         cards = []
         for table in found.effects:
@@ -130,7 +134,7 @@ class PicturesPane(Pane):
             if place is not None and self._place.split(":", 3)[-1] == table.name:
                 cards.append(place_card(place, self._place))
         cards += [circuit_card(drawing) for drawing in circuits]
-        html = _page(found, shown.at.node, "".join(cards))
+        html = _page(found, shown.at.node, "".join(cards), over=self._over)
         self.view.param.update(html=html, tokens=sent)
 
     def _opened(self, shown: Shown, found: Album) -> PlaceEffects | None:
@@ -144,52 +148,66 @@ class PicturesPane(Pane):
         return place_effects(shown.view, table, int(row), int(column))
 
     def _on_message(self, message: Message) -> None:
-        kind, _, rest = message["send"].partition(":")
+        sent = message["send"]
+        kind, _, rest = sent.partition(":")
         if kind == "sample":
             self.act(batch=rest)
-        elif kind == "cloud":
-            self._clouds.method = rest
-            self.again()
-        elif message["send"] == FIT_AGAIN:
-            self._clouds.fit_again()
-            self.again()
-        elif kind == "node":
+            return
+        if kind == "node":
             self.act(node=rest)
+            return
+        if kind == "cloud":
+            self._clouds.method = rest
+        elif kind == FIT_AGAIN:
+            self._clouds.fit_again()
+        elif kind == _OVER:
+            self._over = not self._over
         elif kind == "strongest":
             self._strongest = int(rest)
-            self.again()
         else:
-            self._place = "" if message["send"] == self._place else message["send"]
-            self.again()
+            self._place = "" if sent == self._place else sent
+        self.again()
 
 
 def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:
     pictures = [each.picture for each in found.computed if each.picture is not None]
-    compared = [node for picture in pictures for node in picture.labels.get("node", ())]
+    compared = [
+        node
+        for picture in pictures
+        for node in picture.facts.get("nodes", picture.labels.get("node", []))
+    ]
     affected = [node for table in found.effects for node in table.nodes if node]
     inside = [spot.node for drawing in circuits for spot in drawing.spots.values()]
     return [*dict.fromkeys([*compared, *affected, *inside])]
 
 
-def _page(found: Album, node: str, effects: str) -> str:
+def _page(found: Album, node: str, effects: str, *, over: bool) -> str:
     shown = _exhibits(found.exhibits)
+    computed = [record_card(each) for each in found.computed if each.picture is not None]
+    empty = [record_card(each) for each in found.computed if each.picture is None]
     if not found.probe:
-        return shown + _NO_PROBE
-    tiles = "".join(_tile(tile, tile.sample == found.sample) for tile in found.tiles)
-    cards = "".join(_card(card) for card in found.cards)
-    cards += "".join(map(_lens, found.lenses))
-    cards += "".join(map(landscape_card, found.landscapes))
-    cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
-    cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
+        return f'{shown}{_NO_PROBE}<div class="cards">{"".join([*computed, *empty])}</div>'
+    image = next((tile.image for tile in found.tiles if tile.sample == found.sample), "")
+    pictures = [_card(card, image if over else "") for card in found.cards]
+    pictures += [*map(_lens, found.lenses), *map(landscape_card, found.landscapes)]
+    if not pictures:
+        empty.insert(0, _NO_PICTURE.format(probe=_e(found.probe)))
+    if not effects:
+        empty.append(_NO_INTERVENTION.format(probe=_e(found.probe)))
     assert found.cloud is not None  # a probe has one
-    cards += cloud_card(found.cloud, node, found.sample)
-    # The empty ones come last.
-    computed = sorted(found.computed, key=lambda each: each.picture is None)
-    cards += "".join(record_card(each) for each in computed)
+    cards = [*pictures, effects, cloud_card(found.cloud, node, found.sample), *computed, *empty]
+    veiled = bool(image) and any(card.over for card in found.cards)
     return (
-        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
-        f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
-        f'<div class="cards">{cards}</div>{shown}'
+        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>{gallery(found)}"
+        f'{_veil_button(over) if veiled else ""}<div class="cards">{"".join(cards)}</div>{shown}'
+    )
+
+
+def _veil_button(over: bool) -> str:
+    pressed = str(over).lower()
+    return (
+        f'<p class="choice"><button type="button" data-send="{_OVER}" aria-pressed="{pressed}">'
+        "maps over the image</button></p>"
     )
 
 
@@ -208,49 +226,8 @@ def _exhibits(found: Sequence[Exhibit]) -> str:
     return f'<h2>Shown by the program</h2><div class="cards">{"".join(cards)}</div>'
 
 
-def _tile(tile: Tile, chosen: bool) -> str:
-    image = f'<img src="{tile.image}" alt="">' if tile.image else ""
-    image += f'<span class="text">{_e(tile.text)}</span>' if tile.text else ""
-    image += _waves(tile) if tile.waves else ""
-    lines = [f"sample {tile.sample}"]
-    if tile.label:
-        lines.append(f"label {_e(tile.label)}")
-    if tile.prediction:
-        lines.append(f"predicted {_e(tile.prediction)}")
-    if tile.loss is not None:
-        lines.append(f"{tile.measure} {number(tile.loss, digits=3)}")
-    return (
-        f'<button type="button" class="tile" data-send="sample:{tile.sample}" '
-        f'aria-pressed="{str(chosen).lower()}">{image}{"<br>".join(lines)}</button>'
-    )
-
-
-_ACROSS, _HIGH = 88, 44
-"""Pixels of a waveform: its width, and the height of one channel."""
-
-
-def _waves(tile: Tile) -> str:
-    """Return the channels of a waveform below one another."""
-    paths = []
-    for row, outline in enumerate(tile.waves):
-        pieces, pen = [], "M"
-        for i, (low, high) in enumerate(outline.tolist()):
-            if low != low:  # NaN
-                pen = "M"
-                continue
-            x = (i + 0.5) * _ACROSS / len(outline)
-            top, bottom = (row * _HIGH + 2 + (_HIGH - 4) * (1 - y) for y in (high, low))
-            pieces.append(f"{pen}{x:.1f} {top:.1f}L{x:.1f} {bottom:.1f}")
-            pen = "L"
-        paths.append(f'<path d="{"".join(pieces)}"/>')
-    height = _HIGH * len(tile.waves)
-    return (
-        f'<svg class="curve wave" width="{_ACROSS}" height="{height}" role="img" '
-        f'aria-label="Waveform of sample {tile.sample}">{"".join(paths)}</svg>'
-    )
-
-
-def _card(card: Card) -> str:
+def _card(card: Card, veiled: str) -> str:
+    """Return a card with a picture, as a veil over the image `veiled` if there is one."""
     if card.missing:
         return missing_card(card.title, card.missing)
     ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
@@ -264,10 +241,13 @@ def _card(card: Card) -> str:
             f'<div class="card"><h3>{_e(card.title)}</h3><div class="words">{text}</div>'
             f"<p>{ramp}</p>{note}</div>"
         )
-    return (
-        f'<div class="card"><h3>{_e(card.title)}</h3>'
-        f'<img src="{card.image}" alt="{_e(card.title)}"><p>{ramp}</p>{note}</div>'
-    )
+    drawn = f'<img src="{card.image}" alt="{_e(card.title)}">'
+    if veiled and card.over:
+        drawn = (
+            f'<div class="over"><img src="{veiled}" alt="">'
+            f'<img class="veil" src="{card.over}" alt="{_e(card.title)}"></div>'
+        )
+    return f'<div class="card"><h3>{_e(card.title)}</h3>{drawn}<p>{ramp}</p>{note}</div>'
 
 
 def _lens(lens: Lens) -> str:

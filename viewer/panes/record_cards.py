@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+
+import numpy as np
 
 from comgra_decl.query import Picture
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
+from comgra_decl.viewer.model.images import Image, flat, png, signed
+from comgra_decl.viewer.model.landscapes import Curve, Landscape
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.record_pictures import Computed
-from comgra_decl.viewer.palette import colour_at
+from comgra_decl.viewer.palette import SCALE, colour_at
+from comgra_decl.viewer.panes.landscapes import landscape_card
+
+CSS = """
+.card.empty { border-style: dashed; }
+.grid { display: block; }
+.grid image { image-rendering: pixelated; }
+.grid rect { fill: none; stroke: currentColor; stroke-width: 1.2; }
+.scale { background: linear-gradient(to right, SHADES); display: inline-block; height: 8px;
+  margin: 0 6px; width: 70px; }
+.card .maps { display: grid; gap: 4px; grid-template-columns: repeat(4, 64px); }
+.card .maps img { height: 64px; object-fit: fill; width: 64px; }
+.card .flow td.bar { min-width: 150px; text-align: right; }
+""".replace("SHADES", ", ".join(SCALE))
 
 _SIZE, _MARGIN = 190, 8
+_DEAD = np.array([0xD6, 0x33, 0x4A], np.uint8)
+_ALIVE = np.array([0xC9, 0xD3, 0xE6], np.uint8)
+_MOST_MAPS = 8
+"""Most samples of a batch whose maps are drawn."""
 _BETWEEN, _LETTER, _NAMED = 26, 6, 24
 """Pixels between layers and for a letter, and the most letters of a name below a line."""
 
@@ -21,20 +43,30 @@ _TITLES = {
     "confusion": "confusion matrix",
     "reliability": "reliability",
     "linear_probe": "linear probe of each layer",
+    "dead_units": "dead units",
+    "likeness_over_steps": "similarity of steps (CKA, unbiased)",
+    "flow": "gradient flow",
+    "spectrum": "weight spectrum",
+    "loss_cam": "Grad-CAM of the loss",
 }
 
 
 def record_card(found: Computed) -> str:
     """Return a card with a picture, or with the reason why it is empty and what fills it."""
     if found.picture is None:
-        return missing_card(_TITLES[found.name], found.why, found.lines)
-    return _DRAWN[found.name](found.picture)
+        return missing_card(_title(found), found.why, found.lines)
+    drawn = _DRAWN.get(found.name)
+    return _OVER_STEPS[found.name](found, found.picture) if drawn is None else drawn(found.picture)
+
+
+def _title(found: Computed) -> str:
+    return _TITLES[found.name] + (f": {found.node}" if found.node else "")
 
 
 def missing_card(title: str, why: str, lines: str = "") -> str:
     """Return an empty card: why it is empty, and lines of the spec that would fill it."""
     fill = f"<p>These lines of the spec fill it:</p><pre>{_e(lines)}</pre>" if lines else ""
-    return f'<div class="card"><h3>{_e(title)}</h3><p>{_e(why)}</p>{fill}</div>'
+    return f'<div class="card empty"><h3>{_e(title)}</h3><p>{_e(why)}</p>{fill}</div>'
 
 
 def _likeness(found: Picture) -> str:
@@ -146,4 +178,118 @@ _DRAWN: dict[str, Callable[[Picture], str]] = {
     "confusion": _confusion,
     "reliability": _reliability,
     "linear_probe": _decoded,
+}
+
+
+# -- over steps, and of training ---------------------------------------------------------------
+
+
+def _dead(found: Computed, picture: Picture) -> str:
+    steps, dead = picture.labels["step"], picture.values.astype(bool)
+    now = int(dead[:, _place(steps, found.step)].sum())
+    drawn = _grid(np.where(dead[..., None], _DEAD, _ALIVE), steps, found.step, rows=None)
+    return (
+        f'<div class="card"><h3>{_e(_title(found))}</h3>{drawn}'
+        f"<p>{count(now)} of {count(len(dead))} units are at or below 0 for all samples at the "
+        f"marked step; rows: units, columns: {_range(steps)}</p></div>"
+    )
+
+
+def _alike(found: Computed, picture: Picture) -> str:
+    steps = picture.labels["step"]
+    shades = np.array([[_rgb(value) for value in row] for row in picture.values.tolist()], np.uint8)
+    drawn = _grid(shades, steps, found.step, rows=steps)
+    return (
+        f'<div class="card"><h3>{_e(_title(found))}</h3>{drawn}'
+        f'<p>0<span class="scale"></span>1; rows and columns: {_range(steps)}</p></div>'
+    )
+
+
+def _rgb(value: float) -> list[int]:
+    """Return the colour of a share; grey for NaN."""
+    if value != value:
+        return [128] * 3
+    text = colour_at(value)
+    return [int(text[i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def _grid(colours: Image, steps: list[int], step: int, *, rows: list[int] | None) -> str:
+    """Return an image of cells with a column for each step; the selected step is marked."""
+    here, width = _place(steps, step), _SIZE / len(steps)
+    marks = f'<rect x="{here * width:.2f}" y="0" width="{width:.2f}" height="{_SIZE}"/>'
+    if rows is not None:
+        marks += f'<rect x="0" y="{here * width:.2f}" width="{_SIZE}" height="{width:.2f}"/>'
+    return (
+        f'<svg class="grid" width="{_SIZE}" height="{_SIZE}" role="img" aria-label="Cells by step">'
+        f'<image href="{png(colours)}" width="{_SIZE}" height="{_SIZE}" '
+        f'preserveAspectRatio="none"/>{marks}</svg>'
+    )
+
+
+def _place(steps: list[int], step: int) -> int:
+    return steps.index(step) if step in steps else len(steps) - 1
+
+
+def _range(steps: list[int]) -> str:
+    ends = f"{count(steps[0])} to {count(steps[-1])}" if len(steps) > 1 else count(steps[0])
+    return f"{count(len(steps))} records of the probe, steps {ends}"
+
+
+def _flow(found: Computed, picture: Picture) -> str:
+    names, values = picture.labels["node"], picture.values.tolist()
+    known = [value for value in values if 0 < value < math.inf]
+    low = math.log10(min(known, default=1.0)) - 0.5
+    high = max(math.log10(max(known, default=1.0)), low + 1)
+    rows = []
+    for name, node, value in zip(names, picture.facts["nodes"], values, strict=True):
+        share = (math.log10(value) - low) / (high - low) if 0 < value < math.inf else 0.0
+        rows.append(
+            f'<tr><th tabindex="0" data-send="node:{_raw(node)}">{_e(_short(name))}</th>'
+            f'<td class="bar" style="--part:{100 * min(share, 1):.1f}%;--tint:#d9692e">'
+            f"{number(value, digits=3)}</td></tr>"
+        )
+    table = f'<table class="flow"><tbody>{"".join(rows)}</tbody></table>'
+    return (
+        f'<div class="card"><h3>{_TITLES["flow"]}</h3><div class="wide">{table}</div>'
+        "<p>norm of the gradient of each output, in the order of the calls, at step "
+        f"{count(found.step)} of training; the bars are logarithmic</p></div>"
+    )
+
+
+def _spectrum(found: Computed, picture: Picture) -> str:
+    steps, values = picture.labels["step"], picture.values
+    row = values[_place(steps, found.step)]
+    finite = values[np.isfinite(values)]
+    most = float(finite.max()) if finite.size else 1.0
+    ranks = Curve("singular values by rank", range(1, len(row) + 1), row.tolist(), 0.0, most)
+    curves = [ranks]
+    if len(steps) > 1:
+        largest, smallest = values[:, 0], values[:, -1]
+        for name, line in (("largest by step", largest), ("smallest by step", smallest)):
+            ends = float(np.nanmin(line, initial=most)), float(np.nanmax(line, initial=0.0))
+            curves.append(Curve(name, steps, line.tolist(), *ends, found.step))
+    notes = [f"step {count(found.step)} of training, {count(len(row))} singular values"]
+    return landscape_card(Landscape(_title(found), tuple(curves), notes=tuple(notes)))
+
+
+def _loss_cam(found: Computed, picture: Picture) -> str:
+    high = found.high or 1.0
+    maps = "".join(
+        f'<img src="{png(signed(flat(each) / high))}" alt="sample {i}" title="sample {i}">'
+        for i, each in enumerate(picture.values[:_MOST_MAPS])
+    )
+    ramp = f'{number(-high, digits=3)}<span class="ramp"></span>{number(high, digits=3)}'
+    return (
+        f'<div class="card"><h3>{_e(_title(found))}</h3><div class="maps">{maps}</div><p>{ramp}</p>'
+        f"<p>samples of the batch of step {count(found.step)} of training; negative values support "
+        "a small loss</p></div>"
+    )
+
+
+_OVER_STEPS: dict[str, Callable[[Computed, Picture], str]] = {
+    "dead_units": _dead,
+    "likeness_over_steps": _alike,
+    "flow": _flow,
+    "spectrum": _spectrum,
+    "loss_cam": _loss_cam,
 }

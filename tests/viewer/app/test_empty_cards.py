@@ -21,7 +21,9 @@ from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.pictures import PicturesPane
 
-CARD = re.compile(r'<div class="card"><h3>([^<]*)</h3><p>([^<]*)</p>(?:<p>[^<]*</p><pre>([^<]*)<)?')
+CARD = re.compile(
+    r'<div class="card empty"><h3>([^<]*)</h3><p>([^<]*)</p>(?:<p>[^<]*</p><pre>([^<]*)<)?'
+)
 GIVEN = {"input": torch.randn(4, 1, 6, 6).tolist()}
 
 
@@ -69,7 +71,13 @@ def filled(html: str, title: str) -> bool:
 
 ALL = {"all": {"select": "**"}}
 PREDICTIONS = {"confusion matrix", "reliability"}
-LAYERS = {"similarity of layers (CKA, unbiased)", "linear probe of each layer", "cloud: head"}
+LAYERS = {
+    "similarity of layers (CKA, unbiased)",
+    "similarity of steps (CKA, unbiased): head",
+    "linear probe of each layer",
+    "dead units: head",
+    "cloud: head",
+}
 FEW: dict[str, Any] = {
     "nodes": {"all": {"select": "head"}},
     "probes": {"eyes": {"samples": {"count": 2}, "values": False}},
@@ -100,6 +108,24 @@ def test_the_lines_of_an_empty_card_fill_it(
             pages[lines] = page(trained(tmp_path, merged(spec, yaml.safe_load(lines))))
         with subtests.test(title):
             assert filled(pages[lines], title), lines
+
+
+@pytest.mark.parametrize(
+    "title", ["gradient flow", "weight spectrum: conv", "Grad-CAM of the loss: conv"]
+)
+def test_the_lines_of_an_empty_card_of_training_fill_it(title: str, tmp_path: Path) -> None:
+    spec = {"nodes": {"all": {"select": "**", "capture": ["output"]}}, "stats": ["mean"]}
+    _, lines = empty(page(trained(tmp_path, spec), "conv"))[title]
+    assert 1 < len(lines.splitlines()) <= 3
+    assert filled(page(trained(tmp_path, merged(spec, yaml.safe_load(lines))), "conv"), title)
+
+
+def test_a_card_that_suits_no_such_node_names_one_that_it_suits(tmp_path: Path) -> None:
+    cards = empty(page(trained(tmp_path, {"nodes": ALL}), "act"))
+    assert "select one that does, such as conv." in cards["weight spectrum"][0]
+    cards = empty(page(trained(tmp_path, {"nodes": ALL}), "head"))
+    assert "such as conv." in cards["Grad-CAM of the loss"][0]
+    assert not cards["Grad-CAM of the loss"][1]
 
 
 def test_a_card_that_no_spec_can_fill_says_why(tmp_path: Path) -> None:

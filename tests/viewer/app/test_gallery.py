@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import comgra_decl
 from comgra_decl.viewer.model.gallery import Tile, gallery, waves
 from comgra_decl.viewer.model.runview import RunView
-from comgra_decl.viewer.panes.pictures import _tile
+from comgra_decl.viewer.panes.gallery import sample_tile
 from tests.probing.attention import TOKENS, Language
 
 EYES = "probe:eyes"
@@ -145,7 +145,7 @@ def test_a_waveform_is_drawn_as_waves(shape: tuple[int, ...], tmp_path: Path) ->
         begin = channels[0, : -(-400 // 88)]  # 400 places in 88 columns
         ends = (np.array([begin.min(), begin.max()]) - low) / (high - low)
         np.testing.assert_allclose(tile.waves[0][0], ends, rtol=1e-5)
-        drawing = ET.fromstring(_tile(tile, False).replace("<br>", "")).find("svg")
+        drawing = ET.fromstring(sample_tile(tile, False).replace("<br>", "")).find("svg")
         assert drawing is not None
         assert len(drawing.findall("path")) == len(channels)
 
@@ -153,7 +153,7 @@ def test_a_waveform_is_drawn_as_waves(shape: tuple[int, ...], tmp_path: Path) ->
 def test_a_wave_has_a_gap_where_it_is_not_finite() -> None:
     (wave,) = waves(np.array([[0.0, np.nan, 1.0, np.inf, 0.5]]))
     np.testing.assert_array_equal(wave[:, 0], [0, np.nan, 1, np.nan, 0.5])
-    html = _tile(Tile(0, waves=(wave,)), False)
+    html = sample_tile(Tile(0, waves=(wave,)), False)
     assert html.count("M") == 3  # three pieces
     (flat,) = waves(np.zeros((1, 3)))
     np.testing.assert_array_equal(flat, np.full((3, 2), 0.5))
