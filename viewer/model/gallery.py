@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.records import LOSS_CALLS, PROBE_PREFIX
-from comgra_decl.viewer.model.images import as_bytes, flat, png, stretched
+from comgra_decl.viewer.model.images import Image, as_bytes, flat, png, stretched
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.tokens import has_tokens, joined, labels
@@ -21,6 +21,8 @@ _MOST_WORDS = 24
 """Most tokens of a sample in the gallery."""
 _MOST_NUMBERS = 4
 """Most outputs of a sample that are written out."""
+_SPRITE = 24
+"""Most rows and columns of a sprite."""
 _COLUMNS = 88
 """Places across a waveform; longer ones are drawn from the lowest to the highest value of each."""
 _IGNORED = -100
@@ -41,6 +43,7 @@ class Tile:
         loss: how far the outputs are from the label or the target; None if unknown.
         measure: what `loss` is: "loss" for the cross-entropy of the label.
         image: the input as the source of an `img`; "" if it is drawn otherwise.
+        sprite: the same image with at most 24 rows and columns.
         text: the beginning of the input if it consists of tokens; otherwise "".
         waves: for each channel of a waveform the lowest and the highest value at each place, as
             shares from 0 to 1 of the range of the sample, [places, 2]; NaN where not finite.
@@ -52,6 +55,7 @@ class Tile:
     loss: float | None = None
     measure: str = "loss"
     image: str = ""
+    sprite: str = ""
     text: str = ""
     waves: tuple[Floats, ...] = field(default=(), compare=False)
 
@@ -93,7 +97,10 @@ def _shown(view: RunView, type_: str, value: NDArray[Any]) -> dict[str, Any]:
     channels = value[None] if value.ndim == 1 else value
     if channels.ndim == 2 and len(channels) <= 2 < channels.shape[1]:
         return {"waves": waves(np.asarray(channels, np.float64))}
-    return {"image": _photo(view, type_, value)}
+    photo = _photo(view, type_, value)
+    every = -(-max(photo.shape[:2]) // _SPRITE)
+    small = np.ascontiguousarray(photo[every // 2 :: every, every // 2 :: every])
+    return {"image": png(photo), "sprite": png(small)}
 
 
 def _beginning(view: RunView, ids: NDArray[Any]) -> str:
@@ -117,7 +124,7 @@ def waves(channels: Floats) -> tuple[Floats, ...]:
     return tuple(outlines)
 
 
-def _photo(view: RunView, type_: str, value: NDArray[Any]) -> str:
+def _photo(view: RunView, type_: str, value: NDArray[Any]) -> Image:
     """Return an input as an image: a photo if the spec says how, or else its values in grey."""
     value = np.asarray(value, np.float64)
     probe = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
@@ -129,8 +136,8 @@ def _photo(view: RunView, type_: str, value: NDArray[Any]) -> str:
         else:
             value = stretched(value)
         colours = np.repeat(value, 3, 0) if len(value) == 1 else value
-        return png(as_bytes(colours.transpose(1, 2, 0)))
-    return png(as_bytes(np.repeat(stretched(flat(value))[..., None], 3, -1)))
+        return as_bytes(colours.transpose(1, 2, 0))
+    return as_bytes(np.repeat(stretched(flat(value))[..., None], 3, -1))
 
 
 # -- what came out -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import ComgraError
 from comgra_decl.query.attributions import by_token
 from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
-from comgra_decl.viewer.model.clouds import Cloud, Clouds
+from comgra_decl.viewer.model.clouds import Cloud, Clouds, NoCloud
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.gallery import Tile, gallery
 from comgra_decl.viewer.model.images import flat, png, signed, veil
@@ -115,7 +115,7 @@ class Album:
     tiles: tuple[Tile, ...] = ()
     cards: tuple[Card, ...] = ()
     landscapes: tuple[Landscape, ...] = ()
-    cloud: Cloud | Computed | None = None
+    cloud: Cloud | NoCloud | None = None
     computed: tuple[Computed, ...] = ()
     effects: tuple[EffectTable, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()

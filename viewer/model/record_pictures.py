@@ -279,7 +279,10 @@ def _loss_cam(view: RunView, step: int, node: str) -> Computed:
 def _has_places(slot: Slot) -> bool:
     """Return whether a tensor is an output [samples, channels, places ...]."""
     own = (slot.role, slot.pass_, slot.kind) == ("output", "forward", "computed")
-    return own and slot.batch_dim == 0 and len(slot.shape) > 2
+    dims = (
+        3 if "Conv" in slot.module_class else 4
+    )  # others with 3 may be [samples, places, features]
+    return own and slot.batch_dim == 0 and len(slot.shape) >= dims
 
 
 # -- the lines that fill an empty one ----------------------------------------------------------

@@ -8,8 +8,8 @@ from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.pictures import Album
 
 CSS = """
-.gallery { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; max-height: 392px;
-  overflow: auto; }
+.gallery { align-items: flex-start; display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px;
+  max-height: 392px; overflow: auto; }
 .tile { background: none; border: 2px solid var(--line); border-radius: 8px; color: inherit;
   cursor: pointer; font: inherit; padding: 6px; text-align: left; width: 108px; }
 .tile[aria-pressed="true"] { border-color: #3f6fd8; }

@@ -102,7 +102,7 @@ _OVER = "over"
 class PicturesPane(Pane):
     """A gallery of the probe's samples. A click selects a sample for all sections."""
 
-    reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "batch"})
+    reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "batch", "looked"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
@@ -195,7 +195,8 @@ def _page(found: Album, node: str, effects: str, *, over: bool) -> str:
     if not effects:
         empty.append(_NO_INTERVENTION.format(probe=_e(found.probe)))
     assert found.cloud is not None  # a probe has one
-    cards = [*pictures, effects, cloud_card(found.cloud, node, found.sample), *computed, *empty]
+    cloud = cloud_card(found.cloud, node, found.sample, [tile.sprite for tile in found.tiles])
+    cards = [*pictures, effects, cloud, *computed, *empty]
     veiled = bool(image) and any(card.over for card in found.cards)
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>{gallery(found)}"

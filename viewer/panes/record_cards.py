@@ -63,10 +63,10 @@ def _title(found: Computed) -> str:
     return _TITLES[found.name] + (f": {found.node}" if found.node else "")
 
 
-def missing_card(title: str, why: str, lines: str = "") -> str:
-    """Return an empty card: why it is empty, and lines of the spec that would fill it."""
+def missing_card(title: str, why: str, lines: str = "", *, more: str = "") -> str:
+    """Return an empty card: why it is empty, lines of the spec that would fill it, and HTML."""
     fill = f"<p>These lines of the spec fill it:</p><pre>{_e(lines)}</pre>" if lines else ""
-    return f'<div class="card empty"><h3>{_e(title)}</h3><p>{_e(why)}</p>{fill}</div>'
+    return f'<div class="card empty"><h3>{_e(title)}</h3><p>{_e(why)}</p>{fill}{more}</div>'
 
 
 def _likeness(found: Picture) -> str:

@@ -174,7 +174,7 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
     expect(images).to_have_count(7)  # six samples and one picture
     sizes = images.evaluate_all("all => all.map(image => image.naturalWidth)")
     assert sizes == [6] * 6 + [4]
-    expect(page.locator('.cards circle[data-send^="sample:"]')).to_have_count(6)
+    expect(page.locator('.cards g[data-send^="sample:"]')).to_have_count(6)
     sample = page.get_by_role("button", name="sample 4")
     expect(sample).to_have_attribute("aria-pressed", "false")
     sample.press("Enter")
