@@ -497,7 +497,7 @@ the change in the target); and "pairs", each of two names and their mean rank co
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
-    *("dead_units", "spectrum", "flow", "loss_cam"),
+    *("dead_units", "spectrum", "flow", "loss_cam", "feature_maps", "filters"),
 )
 """The pictures that can be computed from records alone; no declared picture has these names."""
 

@@ -398,6 +398,24 @@ class Pictures:
         labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         return Picture("loss_cam", cam, (SAMPLE, *names[1:]), wanted, at, labels)
 
+    def _feature_maps(self, step: int | None, node: str | None) -> Picture:
+        wanted, at = self._wanted("feature_maps", node), self._step(step, self._type)
+        values = self._value(wanted, at)
+        if values.ndim < 3:
+            raise UnknownNameError(f"{wanted!r} has no maps; its output is {[*values.shape]}.")
+        names = axis_names(self._slot(wanted), values.shape[1:], whole_numbers=False)
+        return Picture(
+            "feature_maps", values, (SAMPLE, *names), wanted, at, {SAMPLE: self._labels(at)}
+        )
+
+    def _filters(self, step: int | None, node: str | None) -> Picture:
+        wanted, at = self._wanted("filters", node), self._step(step, self._given)
+        values = self._run.slot(wanted, role="weight").value(at, type=self._given)[0]
+        if values.ndim < 3:
+            raise UnknownNameError(f"{wanted!r} has no kernels; its weight is {[*values.shape]}.")
+        places = _PLACES[2 - values.ndim :] if values.ndim > 3 else ("length",)
+        return Picture("filters", values, ("filter", "channel", *places), wanted, at)
+
     # -- reading
 
     def _wanted(self, name: str, node: str | None) -> str:
@@ -507,5 +525,7 @@ class Pictures:
         "spectrum": _spectrum,
         "flow": _flow,
         "loss_cam": _loss_cam,
+        "feature_maps": _feature_maps,
+        "filters": _filters,
     }
     """The pictures that can be computed from records alone, by name."""

@@ -614,13 +614,16 @@ class Run(RunFacts):
         - `spectrum`: singular values of a node's weight, at each step or at one
         - `flow`: the gradient norm of each node at a step, in the order of the calls
         - `loss_cam`: Grad-CAM of the loss at a training step, from an output and its gradient
+        - `feature_maps`: a node's output for each sample at a step, one map for each channel
+        - `filters`: the kernels of a convolution at a training step, [filter, channel, ...]
 
         Args:
             name: one of `pictures`.
             step: the step; None: all steps if the picture can show several, otherwise the last.
             node: the node, if the picture shows one of several.
             type: type of execution; None: the probe of a declared picture, training for `spectrum`,
-                `flow` and `loss_cam`, and otherwise the first probe, or training without a probe.
+                `flow`, `loss_cam` and `filters`, and otherwise the first probe, or training without
+                a probe.
 
         Raises:
             UnknownNameError: there is no such picture, it could not be made, or the records lack

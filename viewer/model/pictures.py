@@ -169,7 +169,7 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
         _landscapes(view, type_, step),
         (clouds or Clouds()).of(view, type_, step, at.node),
         (
-            *of_node(view, type_, step, at.node),
+            *of_node(view, type_, step, at.node, sample),
             *(of_step(view, name, type_, step) for name in _OF_STEP),
             *of_training(view, at.step, at.node),
         ),

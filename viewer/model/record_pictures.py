@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +39,8 @@ class Computed:
         node: the node that it shows; "" if it shows several, or the whole model.
         step: the step to mark in a picture of several steps.
         high: the largest magnitude at any step, if it has one colour scale for all steps.
+        sample: the sample that it shows.
+        beside: the same picture at another step.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Computed:
     node: str = ""
     step: int = -1
     high: float = 0.0
+    sample: int = 0
+    beside: Picture | None = None
 
 
 def of_step(view: RunView, name: str, type_: str, step: int) -> Computed:
@@ -136,9 +140,41 @@ def selected(node: str) -> str:
 # -- of one node -------------------------------------------------------------------------------
 
 
-def of_node(view: RunView, type_: str, step: int, node: str) -> tuple[Computed, ...]:
-    """Return the pictures that show the selected node at all steps of a probe."""
-    return tuple(_over_steps(view, name, type_, step, node) for name in OF_NODE)
+def of_node(view: RunView, type_: str, step: int, node: str, sample: int) -> tuple[Computed, ...]:
+    """Return the pictures of the selected node in the records of a probe."""
+    maps = replace(_feature_maps(view, type_, step, node), sample=sample)
+    return (maps, *(_over_steps(view, name, type_, step, node) for name in OF_NODE))
+
+
+def _feature_maps(view: RunView, type_: str, step: int, node: str) -> Computed:
+    maps = [s.node for s in view.slots.values() if _has_places(s)]
+    if node not in maps:
+        why = _without(node, "output with channels and places", dict.fromkeys(maps))
+        return Computed("feature_maps", None, why)
+
+    def compute(at: int) -> Computed:
+        try:
+            return Computed("feature_maps", view.run.picture("feature_maps", at, node, type=type_))
+        except ComgraError as error:
+            return without_values(view, "feature_maps", type_, node, str(error))
+
+    def at_step(at: int) -> Computed:
+        return view.ever(("feature_maps", type_, node, at), lambda: compute(at))
+
+    found = replace(at_step(step), node=node, step=step)
+    if found.picture is None:
+        return found
+    return replace(found, high=_largest(view, node, view.steps(type_).tolist(), step, at_step))
+
+
+def _largest(
+    view: RunView, node: str, steps: list[int], step: int, at_step: Callable[[int], Computed]
+) -> float:
+    """Return the largest magnitude at any step, or at `step` if all would take too long."""
+    shared = _size(view, node) * len(steps) <= _MOST_VALUES
+    pictures = [at_step(each).picture for each in (steps if shared else [step])]
+    values = [np.abs(picture.values) for picture in pictures if picture is not None]
+    return max(float(v[np.isfinite(v)].max(initial=0.0)) for v in values)
 
 
 def _over_steps(view: RunView, name: str, type_: str, step: int, node: str) -> Computed:
@@ -173,7 +209,8 @@ def of_training(view: RunView, step: int | None, node: str) -> tuple[Computed, .
     at = nearest(view.steps(""), step)
     if at is None:
         return ()
-    found = (_flow(view, at), _spectrum(view, at, node), _loss_cam(view, at, node))
+    makers = (_filters, _spectrum, _loss_cam)
+    found = (_flow(view, at), *(make(view, at, node) for make in makers))
     return tuple(replace(each, step=at) for each in found)
 
 
@@ -228,6 +265,24 @@ def _spectrum(view: RunView, step: int, node: str) -> Computed:
     return replace((view.now if every else view.ever)(key, compute), node=node)
 
 
+def _filters(view: RunView, step: int, node: str) -> Computed:
+    shapes = {name: shape for name, shape in _weights(view).items() if len(shape) > 2}
+    if node not in shapes:
+        return Computed("filters", None, _without(node, "weight that consists of kernels", shapes))
+
+    def compute(at: int) -> Computed:
+        try:
+            return Computed("filters", view.run.picture("filters", at, node))
+        except ComgraError as error:
+            return Computed("filters", None, str(error), _kept_weight(node))
+
+    now, first = (
+        view.ever(("filters", node, at), lambda at=at: compute(at))  # type: ignore[misc]
+        for at in (step, int(view.steps("")[0]))
+    )
+    return replace(now, node=node, beside=first.picture)
+
+
 def _weights(view: RunView) -> dict[str, tuple[int, ...]]:
     """Return the shape of the weight of each node that has one with rows and columns."""
     described = view.run.document("modules") or []
@@ -269,11 +324,9 @@ def _loss_cam(view: RunView, step: int, node: str) -> Computed:
     found = at_step(step)
     if found.picture is None:
         return replace(found, node=node)
-    steps = view.steps("").tolist()
-    shared = _size(view, node) * len(steps) <= _MOST_VALUES
-    pictures = [at_step(each).picture for each in (steps if shared else [step])]
-    sizes = [np.abs(picture.values).max(initial=0.0) for picture in pictures if picture is not None]
-    return replace(found, node=node, high=float(np.max(sizes)))
+    return replace(
+        found, node=node, high=_largest(view, node, view.steps("").tolist(), step, at_step)
+    )
 
 
 def _has_places(slot: Slot) -> bool:

@@ -10,8 +10,8 @@ import numpy as np
 from comgra_decl.query import Picture
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
-from comgra_decl.viewer.model.images import Image, flat, png, signed
-from comgra_decl.viewer.model.landscapes import Curve, Landscape
+from comgra_decl.viewer.model.images import Image, as_bytes, flat, png, signed
+from comgra_decl.viewer.model.landscapes import Curve, Floats, Landscape
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.record_pictures import Computed
 from comgra_decl.viewer.palette import SCALE, colour_at
@@ -26,12 +26,20 @@ CSS = """
   margin: 0 6px; width: 70px; }
 .card .maps { display: grid; gap: 4px; grid-template-columns: repeat(4, 64px); }
 .card .maps img { height: 64px; object-fit: fill; width: 64px; }
+.card .maps.many { grid-template-columns: repeat(8, 44px); }
+.card .maps.many img { height: 44px; width: 44px; }
+.card .maps .dead { object-position: 100px;
+  background: repeating-linear-gradient(45deg, #d6334a 0 2px, transparent 2px 7px);
+  object-fit: none; }
+.card .twice { display: flex; flex-wrap: wrap; gap: 16px; }
 .card .flow td.bar { min-width: 150px; text-align: right; }
 """.replace("SHADES", ", ".join(SCALE))
 
 _SIZE, _MARGIN = 190, 8
 _DEAD = np.array([0xD6, 0x33, 0x4A], np.uint8)
 _ALIVE = np.array([0xC9, 0xD3, 0xE6], np.uint8)
+_MOST_TILES = 64
+"""Most channels or filters that are drawn."""
 _MOST_MAPS = 8
 """Most samples of a batch whose maps are drawn."""
 _BETWEEN, _LETTER, _NAMED = 26, 6, 24
@@ -48,6 +56,8 @@ _TITLES = {
     "flow": "gradient flow",
     "spectrum": "weight spectrum",
     "loss_cam": "Grad-CAM of the loss",
+    "feature_maps": "feature maps",
+    "filters": "filters",
 }
 
 
@@ -278,12 +288,65 @@ def _loss_cam(found: Computed, picture: Picture) -> str:
         f'<img src="{png(signed(flat(each) / high))}" alt="sample {i}" title="sample {i}">'
         for i, each in enumerate(picture.values[:_MOST_MAPS])
     )
-    ramp = f'{number(-high, digits=3)}<span class="ramp"></span>{number(high, digits=3)}'
     return (
-        f'<div class="card"><h3>{_e(_title(found))}</h3><div class="maps">{maps}</div><p>{ramp}</p>'
-        f"<p>samples of the batch of step {count(found.step)} of training; negative values support "
-        "a small loss</p></div>"
+        f'<div class="card"><h3>{_e(_title(found))}</h3><div class="maps">{maps}</div>'
+        f"<p>{_ramp(high)}</p><p>samples of the batch of step {count(found.step)} of training; "
+        "negative values support a small loss</p></div>"
     )
+
+
+def _features(found: Computed, picture: Picture) -> str:
+    channels = picture.values[min(found.sample, len(picture.values) - 1)].astype(np.float64)
+    means = channels.reshape(len(channels), -1).mean(1)
+    order = np.argsort(-np.nan_to_num(means, nan=-np.inf), kind="stable").tolist()
+    dead = np.less_equal(channels, 0).reshape(len(channels), -1).all(1)
+    tiles = []
+    for i in order[:_MOST_TILES]:
+        known = f"channel {i}, mean {number(float(means[i]), digits=3)}"
+        name, kind = (f"{known}, dead", ' class="dead"') if dead[i] else (known, "")
+        tiles.append(_tile(channels[i] / (found.high or 1.0), name, kind))
+    more = f"{count(_MOST_TILES)} of " if len(channels) > _MOST_TILES else ""
+    return (
+        f'<div class="card"><h3>{_e(_title(found))}</h3><div class="maps many">{"".join(tiles)}'
+        f"</div><p>{_ramp(found.high)}</p><p>{more}{count(len(channels))} channels of sample "
+        f"{found.sample} at step {count(found.step)}, largest mean first; {count(int(dead.sum()))} "
+        "at or below 0 everywhere</p></div>"
+    )
+
+
+def _filters(found: Computed, picture: Picture) -> str:
+    both = [(f"step {count(found.step)}", picture)]
+    if found.beside is not None and found.beside.step != picture.step:
+        both.append((f"step {count(found.beside.step or 0)}", found.beside))
+    shape = picture.values.shape
+    in_colours = len(shape) == 4 and shape[1] == 3
+    drawn = [p.values if in_colours else p.values.sum(1) for _, p in both]
+    high = max(float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in drawn)
+    columns = []
+    for name, each in both:
+        kernels = each.values.astype(np.float64)
+        tiles = [
+            f'<img src="{png(as_bytes(kernel.transpose(1, 2, 0) / (2 * high or 1.0) + 0.5))}" '
+            f'alt="filter {i}" title="filter {i}">'
+            if in_colours
+            else _tile(flat(kernel) / (high or 1.0), f"filter {i}", "")
+            for i, kernel in enumerate(kernels[:_MOST_TILES])
+        ]
+        columns.append(f'<div><p>{name}</p><div class="maps">{"".join(tiles)}</div></div>')
+    sums = "" if in_colours or shape[1] == 1 else "; the input channels are added up"
+    more = f"{count(_MOST_TILES)} of " if len(picture.values) > _MOST_TILES else ""
+    return (
+        f'<div class="card"><h3>{_e(_title(found))}</h3><div class="twice">{"".join(columns)}</div>'
+        f"<p>{_ramp(high)}</p><p>{more}{count(len(picture.values))} filters{sums}</p></div>"
+    )
+
+
+def _tile(place: Floats, name: str, kind: str) -> str:
+    return f'<img{kind} src="{png(signed(flat(place)))}" alt="{name}" title="{name}">'
+
+
+def _ramp(high: float) -> str:
+    return f'{number(-high, digits=3)}<span class="ramp"></span>{number(high, digits=3)}'
 
 
 _OVER_STEPS: dict[str, Callable[[Computed, Picture], str]] = {
@@ -292,4 +355,6 @@ _OVER_STEPS: dict[str, Callable[[Computed, Picture], str]] = {
     "flow": _flow,
     "spectrum": _spectrum,
     "loss_cam": _loss_cam,
+    "feature_maps": _features,
+    "filters": _filters,
 }

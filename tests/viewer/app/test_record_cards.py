@@ -211,3 +211,41 @@ def test_maps_are_laid_over_the_image_of_the_sample(
     tile = page.get_by_role("button", name="sample 2").locator("img")
     assert below.get_attribute("src") == tile.get_attribute("src")
     assert below.bounding_box() == above.bounding_box()
+
+
+def test_feature_maps_of_the_sample_are_sorted_on_one_scale(view: RunView) -> None:
+    html = card(view, "feature maps: act", node="act", batch="2")
+    steps = view.steps(EYES).tolist()
+    most = max(np.abs(view.run.value("act", step, type=EYES)).max() for step in steps)
+    channels = view.run.value("act", 4, type=EYES)[2]
+    np.testing.assert_array_equal(
+        view.run.picture("feature_maps", 4, "act", type=EYES).values[2], channels
+    )
+    order = np.argsort(-channels.mean((1, 2)), kind="stable")
+    assert [int(i) for i in re.findall(r'alt="channel (\d+)', html)] == order.tolist()
+    for image, channel in zip(images(html), channels[order], strict=True):
+        np.testing.assert_allclose(image[..., 2], 255 - (255 - 0x1F) * channel / most, atol=1)
+    assert html.count('class="dead"') == int((channels <= 0).all((1, 2)).sum()) > 0
+
+
+def test_filters_are_shown_beside_those_of_the_first_step(view: RunView) -> None:
+    html = card(view, "filters: conv", step=5)
+    weight = view.run.slot("conv", role="weight")
+    kernels = [weight.value(step)[0] for step in (5, 0)]
+    found = view.run.picture("filters", 5, "conv")
+    assert found.axes == ("filter", "channel", "height", "width")
+    np.testing.assert_array_equal(found.values, kernels[0])
+    most = np.abs(kernels).max()
+    drawn = images(html)
+    assert len(drawn) == 8
+    for image, kernel in zip(drawn, np.concatenate(kernels)[:, 0], strict=True):
+        below = kernel < 0
+        wanted = 255 - (255 - 0x24) * np.abs(kernel) / most
+        np.testing.assert_allclose(image[..., 0][below], wanted[below], atol=1)
+    assert "select one that does, such as conv" in card_of_empty(view, "filters")
+
+
+def card_of_empty(view: RunView, title: str) -> str:
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(view, node="act"))
+    return pane.view.html.partition(f'<div class="card empty"><h3>{title}')[2][:200]
