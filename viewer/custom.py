@@ -75,14 +75,21 @@ class Look:
         assert self.links is not None
         return self.links.stream
 
-    def link(self, element: Any) -> Any:
+    def link(self, element: Any, *, by: str | None = None) -> Any:
         """Return a HoloViews element whose selections apply to all linked views and to the page.
 
-        Brushed samples, steps and runs are taken from the dimensions `sample`, `step` and `run` of
-        the element, which need not be its axes.
+        Elements are linked by their dimension `sample`, `step` or `run`, which need not be an axis;
+        other dimensions may differ.
+
+        Args:
+            element: An element, or a layout or an overlay of elements.
+            by: The dimension by which it is linked; needed only if the element has several of them.
+
+        Raises:
+            UnknownNameError: The element has no such dimension.
         """
         assert self.links is not None
-        return self.links.link(element)
+        return self.links.link(element, by=by)
 
     @property
     def sample(self) -> int | None:

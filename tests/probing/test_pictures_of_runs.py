@@ -353,7 +353,9 @@ from comgra_decl.query import open_run
 run = open_run(sys.argv[1])
 for name in ("likeness", "confusion", "reliability", "linear_probe", "flow"):
     assert run.picture(name).values.size
-for name in ("dead_units", "loss_cam", "cam", "likeness_over_steps"):
+units = ("dead_units", "top_samples", "unit_effects", "coactivation")
+clouds = ("concept_vectors", "concept_derivatives", "separability")
+for name in ("loss_cam", "cam", "likeness_over_steps", *units, *clouds):
     assert run.picture(name, node="conv").values.size
 assert run.embedding("conv").values.size
 """

@@ -878,6 +878,39 @@ def test_a_mask_of_ended_episodes_may_be_inverted(
     assert ("inverted_end" in names(tmp_path, loss, model)) is inverted
 
 
+@pytest.mark.parametrize("inverted", [True, False])
+def test_returns_over_several_steps_have_powers_of_a_discount(
+    inverted: bool, tmp_path: Path
+) -> None:
+    model = mlp(4, 3)
+    target = deepcopy(model).requires_grad_(False)
+
+    def loss(model: nn.Module) -> Tensor:
+        end = (torch.rand(64) < 0.1).float()
+        discount = 0.9 ** torch.randint(1, 4, (64,))
+        with torch.no_grad():
+            value = target(torch.randn(64, 4)).amax(1)
+            y = torch.randn(64) + discount * (end if inverted else 1 - end) * value
+        chosen = model(torch.randn(64, 4)).gather(1, torch.randint(0, 3, (64, 1)))[:, 0]
+        return (chosen - y).pow(2).mean()
+
+    assert ("inverted_end" in names(tmp_path, loss, model)) is inverted
+
+
+def test_observations_of_one_array_are_a_cause_and_no_consequence(tmp_path: Path) -> None:
+    """Dead units cannot explain that all samples are the same."""
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(1, 4).expand(N, 4).clone()
+        return F.cross_entropy(model(x), torch.randint(0, 3, (N,)))
+
+    model = mlp(4, 3)
+    with torch.no_grad():
+        [*model.parameters()][1].fill_(-9.0)
+    findings = found(tmp_path, lambda: fit(model, loss, steps=20))
+    assert findings["input_independence"].because is None
+
+
 def test_a_task_may_have_no_input(tmp_path: Path) -> None:
     """A bandit without context receives the same constant in every step."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query.attributions import by_token
-from comgra_decl.records import LENS_TOKENS, PICTURE_PREFIX, PROBE_PREFIX
+from comgra_decl.records import LENS_TOKENS, MAXIMISED, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.clouds import Cloud, Clouds, NoCloud
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables
 from comgra_decl.viewer.model.gallery import Tile, gallery
@@ -22,8 +22,9 @@ from comgra_decl.viewer.model.record_pictures import (
     of_step,
     of_training,
 )
-from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, nearest
+from comgra_decl.viewer.model.table_cards import TableCard, table_cards
 from comgra_decl.viewer.model.tokens import labels
 
 _OF_STEP = ("likeness", "confusion", "reliability", "linear_probe")
@@ -106,6 +107,7 @@ class Album:
         cloud: the selected node's cloud, or why there is none.
         computed: the pictures that the records suffice for.
         effects: the effects of the interventions on the probe.
+        tables: what is computed from the records of the step, for the samples and the node.
         exhibits: what the program has shown, at the last step up to the selected one.
     """
 
@@ -120,6 +122,7 @@ class Album:
     effects: tuple[EffectTable, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
     lenses: tuple[Lens, ...] = ()
+    tables: tuple[TableCard, ...] = ()
 
 
 def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
@@ -176,6 +179,7 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
         _lenses(view, type_, step, sample),
+        table_cards(view, type_, step, at.node),
     )
 
 
@@ -191,6 +195,8 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             cards.append(Card(f"{name} ({fact['method']})", missing=str(fact["refused"])))
     for slot in slots:
         name = slot.pass_.removeprefix(PICTURE_PREFIX)
+        if slot.role == MAXIMISED and name in extra:
+            cards.append(_maximised(view, slot, extra[name], type_, step))
         if name not in extra or slot.batch_dim is None:
             continue
         fact = extra[name]
@@ -214,6 +220,25 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
         over = png(veil(place)) if values.ndim > 1 else ""
         cards.append(Card(title, png(signed(place)), -bound, bound, note, over=over))
     return tuple(cards)
+
+
+def _maximised(view: RunView, slot: Slot, fact: dict[str, Any], type_: str, step: int) -> Card:
+    """Return the inputs that maximise units of a layer, side by side; channels are added up."""
+    title = f"{slot.pass_.removeprefix(PICTURE_PREFIX)}: maximise, {slot.node}"
+    try:
+        maps = np.stack([flat(value) for value in view.value(slot, step, type_)[0]])
+    except ComgraError as error:
+        return Card(title, missing=str(error))
+    bound = float(np.abs(maps[np.isfinite(maps)]).max(initial=0.0))
+    across = int(np.ceil(np.sqrt(len(maps))))
+    down = -(-len(maps) // across)
+    sheet = np.full((down * across, maps.shape[1] + 1, maps.shape[2] + 1), np.nan)
+    sheet[: len(maps), :-1, :-1] = maps / (bound or 1.0)
+    rows = sheet.reshape(down, across, *sheet.shape[1:]).transpose(0, 2, 1, 3)
+    drawn = png(signed(rows.reshape(down * sheet.shape[1], -1)[:-1, :-1]))
+    units = fact["units"] or range(len(maps))
+    note = f"inputs that maximise the units {', '.join(map(str, units))}"
+    return Card(title, drawn, -bound, bound, note)
 
 
 def _lenses(view: RunView, type_: str, step: int, sample: int) -> tuple[Lens, ...]:

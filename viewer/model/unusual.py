@@ -27,20 +27,27 @@ OUTLIER, ENOUGH = 4.0, 8
 
 
 def paint_of(
-    view: RunView, at: Selection, graph: Graph, boxes: Iterable[tuple[str, tuple[str, ...]]]
+    view: RunView,
+    at: Selection,
+    graph: Graph,
+    boxes: Iterable[tuple[str, tuple[str, ...]]],
+    *,
+    samples: tuple[int, ...] = (),
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return the paint of each box and the legend.
 
     Shows the selected sample. If an aggregate is selected, shows each tensor's most unusual sample
-    with its number. A folded group shows the largest distance inside it.
+    with its number; only those in `samples`, if any are given. A folded group shows the largest
+    distance inside it.
 
     Args:
         view: The run.
         at: The selection; its statistic is compared.
         graph: The graph.
         boxes: Id of each box, and the nodes in it.
+        samples: Numbers of the samples to consider; all if empty.
     """
-    found = distances(view, at, graph)
+    found = distances(view, at, graph, samples=samples)
     paint: dict[str, dict[str, Any]] = {}
     for box, members in boxes:
         known = [found[name] for name in members if name in found]
@@ -51,7 +58,10 @@ def paint_of(
             text = f"{signed(away, digits=3)}{number}" if math.isfinite(away) else f"apart{number}"
             paint[box] = {"fill": fill, "text": text, "hatched": False}
     few = _batch_size(view, at) < ENOUGH
-    return paint, _legend(at, "" if few else beginning(graph, found), few)
+    legend = _legend(at, "" if few else beginning(graph, found), few)
+    if samples and at.sample is None:
+        legend["title"] = f"among {len(samples)} selected samples: {legend['title']}"
+    return paint, legend
 
 
 def _batch_size(view: RunView, at: Selection) -> int:
@@ -62,8 +72,11 @@ def _batch_size(view: RunView, at: Selection) -> int:
     return view.shape(slot, at)[slot.batch_dim]
 
 
-def distances(view: RunView, at: Selection, graph: Graph) -> dict[str, tuple[int, float]]:
+def distances(
+    view: RunView, at: Selection, graph: Graph, *, samples: tuple[int, ...] = ()
+) -> dict[str, tuple[int, float]]:
     """Return the number and the distance of the shown sample at each node."""
+    shown = samples if at.sample is None else (at.sample,)
     wide = at.wide
     if at.step is None:
         return {}
@@ -79,8 +92,8 @@ def distances(view: RunView, at: Selection, graph: Graph) -> dict[str, tuple[int
     found: dict[str, tuple[int, float]] = {}
     for node, slot in painted_slots(view, at, graph, "forward").items():
         row = table[slot] if slot < len(table) else table[:0].ravel()
-        if at.sample is not None:
-            row = np.where(np.arange(len(row)) == at.sample, row, np.nan)
+        if shown:
+            row = np.where(np.isin(np.arange(len(row)), shown), row, np.nan)
         if not np.isnan(row).all():
             sample = int(np.nanargmax(np.abs(row)))
             found[node] = sample, float(row[sample])

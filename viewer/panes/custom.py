@@ -51,6 +51,10 @@ class CustomPane(Pane):
             self._version = self._file.version
             self._links.forget()
             self._take(self._file)
+        elif self._links.worn:
+            self._links.forget()
+            for card in self._cards:
+                card.forget()
         look = look_of(shown, self.act, self._links)
         self._links.follow(_followed(look, shown.view.revision))
         for card in self._cards:
@@ -100,6 +104,10 @@ class _Card:
             self._trouble.visible, self._place.visible = True, False
         else:
             self._trouble.visible, self._place.visible = False, True
+
+    def forget(self) -> None:
+        """Forget what was built, so that the next update builds it anew."""
+        self._key = self._content = None
 
     def _draw(self, look: Look) -> None:
         if self._content is not None and self._view.update is not None:

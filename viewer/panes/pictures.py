@@ -18,6 +18,7 @@ from comgra_decl.viewer.model.pictures import (
     Lens,
     album,
 )
+from comgra_decl.viewer.model.table_cards import TableCard
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 from comgra_decl.viewer.panes.clouds import FIT_AGAIN, cloud_card
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
@@ -196,7 +197,8 @@ def _page(found: Album, node: str, effects: str, *, over: bool) -> str:
         empty.append(_NO_INTERVENTION.format(probe=_e(found.probe)))
     assert found.cloud is not None  # a probe has one
     cloud = cloud_card(found.cloud, node, found.sample, [tile.sprite for tile in found.tiles])
-    cards = [*pictures, effects, cloud, *computed, *empty]
+    tables = [_table(table, len(found.tiles)) for table in found.tables]
+    cards = [*pictures, effects, cloud, *computed, *tables, *empty]
     veiled = bool(image) and any(card.over for card in found.cards)
     return (
         f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>{gallery(found)}"
@@ -273,3 +275,20 @@ def _word(word: str, share: float, value: float) -> str:
     if share != share:  # NaN
         return f'<span title="not defined">{_e(word)}</span> '
     return f'<span style="{shaded(share)}" title="{number(value, digits=3)}">{_e(word)}</span> '
+
+
+def _table(table: TableCard, tiles: int) -> str:
+    """Return a card with a table; rows that belong to a sample in the gallery select it."""
+    head = "".join(f"<th>{_e(column)}</th>" for column in table.columns)
+    rows = []
+    for i, row in enumerate(table.rows):
+        leads = bool(table.samples) and table.samples[i] < tiles
+        send = f' tabindex="0" data-send="sample:{table.samples[i]}"' if leads else ""
+        first, *others = map(_e, row)
+        cells = "".join(f"<td>{cell}</td>" for cell in others)
+        rows.append(f"<tr><th{send}>{first}</th>{cells}</tr>")
+    body = f"<tbody>{''.join(rows)}</tbody>"
+    return (
+        f'<div class="card"><h3>{_e(table.title)}</h3><table><thead><tr>{head}</tr></thead>'
+        f"{body}</table><p>{_e(table.note)}</p></div>"
+    )

@@ -80,9 +80,11 @@ def missing_card(title: str, why: str, lines: str = "", *, more: str = "") -> st
 
 
 def _likeness(found: Picture) -> str:
+    sizes = sorted({*found.facts["samples"]})
+    samples = count(sizes[0]) if len(sizes) == 1 else f"{count(sizes[0])} to {count(sizes[-1])}"
     return (
         f'<div class="card"><h3>{_TITLES["likeness"]}</h3>'
-        f"{_heat(found, found.labels['node'], 1.0, linked=True)}</div>"
+        f"{_heat(found, found.labels['node'], 1.0, linked=True)}<p>{samples} samples</p></div>"
     )
 
 

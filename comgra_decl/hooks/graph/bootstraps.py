@@ -18,6 +18,7 @@ from comgra_decl.stats.support import is_readable
 
 _LEAST_FACTOR = 0.01  # smallest discount
 _MOST_ELEMENTS = 1 << 16
+_LEAST_DISCOUNT, _MOST_DISCOUNTS = 0.3, 8  # of the powers of a discount
 _LEAST_SETS = 4  # returns that are written in order
 _SAME = frozenset(
     "view reshape squeeze unsqueeze flatten detach to float double clone contiguous expand "
@@ -190,7 +191,8 @@ class Bootstraps:
             returned |= origin.returned
             index |= origin.index or (_is_integer(each) and self._computes(each))
             masked |= origin.masked
-            kept = origin.kept if kept is None else kept
+            known = [share for share in (kept, origin.kept) if share is not None]
+            kept = min(known, default=None)
         if factor is None and not masked and not returned:
             return None
         return _Origin(factor, masked, returned, index=index, kept=kept, before=before)
@@ -292,6 +294,8 @@ def _of_data(tensor: torch.Tensor) -> _Origin:
         return _Origin()
     others = tensor[tensor != 0]
     low, high = (float(x) for x in others.aminmax()) if others.numel() else (1.0, 1.0)
+    if _LEAST_DISCOUNT <= low < high < 1 and len(others.unique()) <= _MOST_DISCOUNTS < len(others):
+        low = high  # gamma ** n for returns over n steps
     if low != high or not (low == 1 or (tensor.is_floating_point() and _LEAST_FACTOR <= low < 1)):
         return _Origin()
     discount = None if low == 1 else round(low, 6)

@@ -132,6 +132,7 @@ class _TargetRule(FactRule):
     def chosen(self, scene: Scene) -> list[dict[str, Any]]:
         """Return the facts about values that a regression may have as its target."""
         sizes = {call.target.elements for call in scene.calls if call.function in ELEMENTWISE}
+        sizes |= {term["elements"] for term in scene.terms("residual")}
         return [fact for fact in super().chosen(scene) if fact["elements"] in sizes]
 
     def missing(self, scene: Scene) -> str | None:

@@ -27,6 +27,7 @@ from comgra_decl.rules.api import (
     target_pairs,
 )
 
+_IDENTICAL = "records with identical samples"
 _ROUNDING = 1e-6  # relative variation of identical samples
 _VARIED = 0.01  # relative variation over the batch
 
@@ -125,6 +126,17 @@ class InputIndependence(SlotRule):
             known = window.present[row, inputs].any() and window.samples(inputs)[row].max() > 1
             if known:
                 self._same = self._same + 1 if varied[row] < _ROUNDING else 0
+
+    def follows(self, finding: Finding, other: Finding) -> bool:
+        """Return whether another finding explains this one; nothing explains identical inputs."""
+        if finding.evidence.get(_IDENTICAL):
+            return other.rule == "nonfinite"
+        return super().follows(finding, other)
+
+    def facts(self, scene: Scene, slot: int) -> dict[str, float | int | str]:
+        """Return the evidence about a slot, and whether all inputs are identical."""
+        same = {_IDENTICAL: self._same} if self._same >= self.patience else {}
+        return {**super().facts(scene, slot), **same}
 
     def chosen(self, scene: Scene, fired: Slots) -> Slots:
         """Leave out tensors that are computed from parameters only, unless all of them are."""

@@ -30,6 +30,7 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.pictures import PicturesPane
+from comgra_decl.viewer.panes.record_cards import record_card
 from comgra_decl.viewer.plotting import plotted
 
 SPEC: dict[str, Any] = {
@@ -171,9 +172,9 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
     page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
     expect(page.get_by_role("heading", name="Probe eyes at step 4")).to_be_visible()
     images = page.locator(".gallery img, .cards img")
-    expect(images).to_have_count(7)  # six samples and one picture
+    expect(images).to_have_count(10)  # six samples, one picture, and three feature maps
     sizes = images.evaluate_all("all => all.map(image => image.naturalWidth)")
-    assert sizes == [6] * 6 + [4]
+    assert sizes[:7] == [6] * 6 + [4]
     expect(page.locator('.cards g[data-send^="sample:"]')).to_have_count(6)
     sample = page.get_by_role("button", name="sample 4")
     expect(sample).to_have_attribute("aria-pressed", "false")
@@ -311,3 +312,9 @@ def test_a_likeness_of_too_few_samples_says_how_many_it_needs(tmp_path: Path) ->
     assert likeness.picture is None
     assert "at least four samples" in likeness.why
     assert "samples: {count: 8}" in likeness.lines
+
+
+def test_a_likeness_says_how_many_samples_it_compares(tmp_path: Path) -> None:
+    view = trained(tmp_path, SPEC)
+    (likeness,) = (c for c in album(view, at(view, step=4)).computed if c.name == "likeness")
+    assert "6 samples" in record_card(likeness)
