@@ -502,9 +502,10 @@ the change in the target); and "pairs", each of two names and their mean rank co
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
-    *("spectrum", "flow", "loss_cam", "dead_units", "confident_errors", "foreign_auroc"),
-    *("top_samples", "unit_effects", "unit_effects_of_types", "coactivation"),
-    *("concept_vectors", "concept_derivatives", "separability", "lens_from_records"),
+    *("spectrum", "flow", "loss_cam", "feature_maps", "filters", "dead_units"),
+    *("confident_errors", "foreign_auroc", "top_samples", "unit_effects", "unit_effects_of_types"),
+    *("coactivation", "concept_vectors", "concept_derivatives", "separability"),
+    "lens_from_records",
 )
 """The pictures that can be computed from records alone; no declared picture has these names."""
 

@@ -349,7 +349,7 @@ class Pictures:
         wanted = self._read.wanted("spectrum", node)
         weight = self._run.slot(wanted, role="weight")
         found = {}
-        for at in self._read.steps_of(self._given):
+        for at in self._read.steps_of(self._given) if step is None else [step]:
             try:
                 found[at] = units.spectrum(weight.value(at, type=self._given)[0])
             except UnknownNameError:
@@ -361,12 +361,14 @@ class Pictures:
             )
         labels = {"step": [*found]}
         axes = ("step", "singular value")
-        return Picture("spectrum", np.stack([*found.values()]), axes, wanted, None, labels)
+        return Picture("spectrum", np.stack([*found.values()]), axes, wanted, step, labels)
 
     def _flow(self, step: int | None, node: str | None) -> Picture:
         at = self._read.step(step, self._given)
         row = self._run.row(at, type=self._given)
         passes = row.index.get_level_values("pass")
+        if "l2" not in row:
+            raise UnknownNameError("the statistic 'l2' was not recorded; add it to `stats`.")
         norms = row["l2"][passes == "grad"].dropna()
         if self._given is not None and norms.empty:
             raise UnknownNameError(
@@ -374,7 +376,8 @@ class Pictures:
                 "of training."
             )
         names = norms.index.get_level_values("node").tolist()
-        order = {name: i for i, name in enumerate(self._run.nodes)}
+        tensors = (s for s in self._snapshot.view.slots if s.kind not in ("parameter", "buffer"))
+        order = {name: i for i, name in enumerate(dict.fromkeys(s.key.node for s in tensors))}
         ranked = sorted(range(len(names)), key=lambda i: order[names[i]])
         values = norms.to_numpy(np.float64)[ranked]
         roles = norms.index.get_level_values("role").tolist()
@@ -392,6 +395,24 @@ class Pictures:
         labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         return Picture("loss_cam", cam, (SAMPLE, *names[1:]), wanted, at, labels)
 
+    def _feature_maps(self, step: int | None, node: str | None) -> Picture:
+        wanted, at = self._read.wanted("feature_maps", node), self._read.step(step, self._read.type)
+        values = self._read.value(wanted, at)
+        if values.ndim < 3:
+            raise UnknownNameError(f"{wanted!r} has no maps; its output is {[*values.shape]}.")
+        names = axis_names(self._read.slot(wanted), values.shape[1:], whole_numbers=False)
+        return Picture(
+            "feature_maps", values, (SAMPLE, *names), wanted, at, {SAMPLE: self._read.labels(at)}
+        )
+
+    def _filters(self, step: int | None, node: str | None) -> Picture:
+        wanted, at = self._read.wanted("filters", node), self._read.step(step, self._given)
+        values = self._run.slot(wanted, role="weight").value(at, type=self._given)[0]
+        if values.ndim < 3:
+            raise UnknownNameError(f"{wanted!r} has no kernels; its weight is {[*values.shape]}.")
+        places = _PLACES[2 - values.ndim :] if values.ndim > 3 else ("length",)
+        return Picture("filters", values, ("filter", "channel", *places), wanted, at)
+
     _COMPUTED: ClassVar[dict[str, Callable[[Pictures, int | None, str | None], Picture]]] = {
         "likeness": _layers,
         "likeness_over_steps": _over_time,
@@ -401,5 +422,7 @@ class Pictures:
         "spectrum": _spectrum,
         "flow": _flow,
         "loss_cam": _loss_cam,
+        "feature_maps": _feature_maps,
+        "filters": _filters,
     }
     """The pictures that can be computed from records alone, by name."""

@@ -614,9 +614,11 @@ class Run(RunFacts):
         - `linear_probe`: accuracy of a ridge classifier of each node's output on every other sample
           of each class, after fitting it to the rest
         - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
-        - `spectrum`: singular values of a node's weight by step
-        - `flow`: the gradient norm of each node at a step, in the order of the nodes
+        - `spectrum`: singular values of a node's weight, at each step or at one
+        - `flow`: the gradient norm of each node at a step, in the order of the calls
         - `loss_cam`: Grad-CAM of the loss at a training step, from an output and its gradient
+        - `feature_maps`: a node's output for each sample at a step, one map for each channel
+        - `filters`: the kernels of a convolution at a training step, [filter, channel, ...]
         - `confident_errors`: the wrong predictions of a step, the most confident one first: sample,
           class, predicted class, confidence
         - `foreign_auroc`: how well the largest probability tells familiar samples from those of
@@ -645,7 +647,8 @@ class Run(RunFacts):
             step: the step; None: all steps if the picture can show several, otherwise the last.
             node: the node, if the picture shows one of several.
             type: type of execution; None: the probe of a declared picture, training for `spectrum`,
-                `flow` and `loss_cam`, and otherwise the first probe, or training without a probe.
+                `flow`, `loss_cam` and `filters`, and otherwise the first probe, or training without
+                a probe.
 
         Raises:
             UnknownNameError: there is no such picture, it could not be made, or the records lack
