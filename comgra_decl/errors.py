@@ -9,9 +9,11 @@ from __future__ import annotations
 import enum
 import re
 import reprlib
+import sys
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -65,23 +67,40 @@ class NoMemoryError(StoreError, MemoryError):
 
 
 class MissingPackageError(ComgraError, ImportError):
-    """An optional package is not installed; the message names the extra to install."""
+    """An optional package is not installed or cannot be imported; the message says what to do."""
 
 
 def needed(module: str, extra: str) -> Any:
     """Import a module that belongs to an extra.
 
     Raises:
-        MissingPackageError: the module is missing; the message says how to install it.
+        MissingPackageError: the package is missing, and the message says how to install it; or it
+            is installed but broken, and the message contains the error.
     """
+    package = module.partition(".")[0]
+    missing = MissingPackageError(
+        f"the {package!r} package is required but not installed: pip install 'comgra-decl[{extra}]'"
+    )
+    if module == package and _is_folder(package):  # which has no submodules either
+        raise missing
     try:
         return import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise missing from error
         raise MissingPackageError(
-            f"the {package!r} package is required but not installed: "
-            f"pip install 'comgra-decl[{extra}]'"
+            f"the {package!r} package is installed, but importing it fails: "
+            f"{type(error).__name__}: {error}"
         ) from error
+
+
+def _is_folder(package: str) -> bool:
+    """Return whether an import would find only a folder of this name, such as W&B's `wandb`."""
+    if package in sys.modules:
+        spec = getattr(sys.modules[package], "__spec__", None)
+    else:
+        spec = find_spec(package)
+    return spec is not None and spec.origin is None
 
 
 class UnknownNameError(ComgraError, KeyError):

@@ -53,6 +53,7 @@ SECTIONS: dict[str, Address] = {  # for docs/viewer.md, at the size of a laptop 
     "viewer-values": {**BUG, "section": "values"},
     "viewer-compare": {**BUG, "section": "compare", "other": "tutorial/without-bug"},
     "viewer-runs": {**BUG, "section": "runs", "smoothing": "0.9", "node": "answer", "stat": "std"},
+    "viewer-explore": {**BUG, "section": "explore", "stat": "std", "graph": "hidden"},
     "viewer-kpis": {**BUG, "section": "kpis"},
     "viewer-modules": {**BUG, "section": "modules"},
     "viewer-findings": {**BUG, "section": "findings"},

@@ -75,14 +75,21 @@ class Look:
         assert self.links is not None
         return self.links.stream
 
-    def link(self, element: Any) -> Any:
+    def link(self, element: Any, *, by: str | None = None) -> Any:
         """Return a HoloViews element whose selections apply to all linked views and to the page.
 
-        Brushed samples, steps and runs are taken from the dimensions `sample`, `step` and `run` of
-        the element, which need not be its axes.
+        Elements are linked by their dimension `sample`, `step` or `run`, which need not be an axis;
+        other dimensions may differ.
+
+        Args:
+            element: An element, or a layout or an overlay of elements.
+            by: The dimension by which it is linked; needed only if the element has several of them.
+
+        Raises:
+            UnknownNameError: The element has no such dimension.
         """
         assert self.links is not None
-        return self.links.link(element)
+        return self.links.link(element, by=by)
 
     @property
     def sample(self) -> int | None:
@@ -100,8 +107,8 @@ class View:
 
     Attributes:
         name: Title.
-        build: Called with a `Look`; returns any object that Panel can show (Markdown text, a
-            pandas table, a Bokeh, HoloViews or Matplotlib figure, a widget, ...).
+        build: Called with a `Look`; returns any object that Panel can show (Markdown text
+            without HTML, a pandas table, a Bokeh, HoloViews or Matplotlib figure, a widget, ...).
         update: Called with the object from `build` and a `Look` when something that the view
             reads changes. Must update the object in place, which is faster than building a new one.
             If None, `build` is called again.

@@ -16,6 +16,7 @@ from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.model import likely_reads as likely
 from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.model.clouds import laid_out
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.edge_paint import EFFECTS, painted_interventions
@@ -31,6 +32,7 @@ from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.prefetching import Ahead
 from comgra_decl.viewer.screen import Screen
 from comgra_decl.viewer.state import SELECTION, ViewState
+from comgra_decl.visible import visible
 
 _LOG = logging.getLogger(__name__)
 _KEPT = ("section", "scale", "measure", "expanded", "graph", "between", "route", "pass_",
@@ -38,6 +40,8 @@ _KEPT = ("section", "scale", "measure", "expanded", "graph", "between", "route",
          "x_axis", "metric", "against", "brush")  # fmt: skip
 _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", "walk",
            "library", *_KEPT)  # fmt: skip
+_OF_ALL_RUNS = ("runs", "explore")
+"""Sections that show what the library has read."""
 
 
 class Dashboard:
@@ -127,7 +131,7 @@ class Dashboard:
         others = {
             "run": run,
             "revision": view.revision,
-            "looked": looks(view) + ended(view),
+            "looked": _finished(view),
             "follow": follow,
             "colour": colour
             if colour in painted or painted_rule(view, colour) is not None
@@ -137,7 +141,7 @@ class Dashboard:
         if others["section"] not in self.screen.sections:
             others["section"] = state.param.section.default
         others["walk"] = wanted.get("walk", state.walk if run == state.run else "")
-        if others["section"] == "runs":
+        if others["section"] in _OF_ALL_RUNS:
             self._library.refresh()
             others["library"] = self._library.version
         others["views"] = -1 if self._views is None else self._views.version
@@ -154,13 +158,15 @@ class Dashboard:
     def _wanted_point(self, view: RunView, wanted: dict[str, Any]) -> dict[str, Any]:
         """Return the requested fields of the selection, and what they imply for other fields."""
         brush = wanted.get("brush")
-        if brush is not None and brush.runs:
+        was = self.state.brush
+        if brush is not None and brush.runs and brush.runs != was.runs:
             wanted["ticked"] = tuple(
                 name
                 for name in self.catalogue.summaries
-                if name in brush.runs or name.rpartition("/")[2] in brush.runs
+                if {name, visible(name), name.rpartition("/")[2]} & {*brush.runs}
             )
-        if brush is not None and len(brush.samples) == 1:  # one sample can be shown everywhere
+        single = brush is not None and len(brush.samples) == 1 and brush.samples != was.samples
+        if brush is not None and single:  # one sample can be shown everywhere
             wanted.setdefault("batch", str(brush.samples[0]))
         point: dict[str, Any] = {"iteration": self._iteration}
         point |= {name: wanted[name] for name in SELECTION if name in wanted}
@@ -251,9 +257,9 @@ class Dashboard:
 
     def _moved(self, view: RunView) -> bool:
         """Return whether findings, other runs or custom views have changed since drawing."""
-        if looks(view) + ended(view) != self.state.looked:
+        if _finished(view) != self.state.looked:
             return True
-        if self.state.section == "runs":
+        if self.state.section in _OF_ALL_RUNS:
             self._library.refresh()
             if self._library.version != self.state.library:
                 return True
@@ -319,3 +325,8 @@ class Dashboard:
         else:
             if not quiet:
                 self.screen.calm()
+
+
+def _finished(view: RunView) -> int:
+    """Return how much work on the run has ended in the background."""
+    return looks(view) + ended(view) + laid_out(view)

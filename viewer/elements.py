@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.viewer.escaping import bokeh_text
 from comgra_decl.viewer.model.drawing import Drawing, limit_of, tile_ticks
+from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.palette import BLUE, LINES, signed_faded
 
 LINE, HIGHEST = 14, 700
@@ -22,7 +23,7 @@ _LETTERS = 48
 _HEIGHT, _WIDEST = 360, 900
 """Pixels of a picture: its height, and the width above which it is made smaller."""
 
-_SHORT = "%.3g"
+SHORT = "%.3g"
 """Format of the numbers of a colour bar; Matplotlib would write a power of ten over the title."""
 
 _NUMBERS = 20
@@ -30,6 +31,9 @@ _NUMBERS = 20
 
 _LINES = 5
 """Largest number of steps with a line of their own."""
+
+_HALF, _NAMED, _LONGEST = 0.3, 40, 24
+"""Half the width of a box, the most boxes that all have names, and the most letters of a name."""
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +55,9 @@ def as_lines(curve: hv.Curve) -> hv.Curve:
 
 def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
     """Draw a marker for each point without neighbours, which a line would not show."""
-    x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
+    x, y = (np.asarray(curve.dimension_values(number)) for number in (0, 1))  # x may be names
+    if y.dtype.kind not in "biuf":
+        return
     known = np.pad(np.isfinite(y), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
     if not alone.any():
@@ -145,14 +151,14 @@ def picture_of(drawing: Drawing, label: str) -> Any:
     colours = {"cmap": signed_faded(), "clim": (-limit, limit), "colorbar": True}
     return styled(
         image, "Image", look | colours,
-        bokeh={**bokeh, "tools": ["hover"]}, matplotlib={**matplotlib, "cformatter": _SHORT},
+        bokeh={**bokeh, "tools": ["hover"]}, matplotlib={**matplotlib, "cformatter": SHORT},
     )  # fmt: skip
 
 
 def _sizes(drawing: Drawing) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of Bokeh and Matplotlib that set the size of a picture."""
     if not drawing.to_scale:
-        return {"height": _HEIGHT}, {"aspect": None}
+        return {"height": _HEIGHT}, {"aspect": "auto"}
     rows, columns = drawing.image.shape
     width = _HEIGHT * columns / (rows * drawing.aspect)
     shrunk = min(1.0, _WIDEST / width)
@@ -277,7 +283,58 @@ def cells_of(
     return styled(
         found, "QuadMesh", look,
         bokeh={"height": high, "tools": ["hover"]},
-        matplotlib={"fig_inches": inches, "aspect": None, "cformatter": _SHORT},
+        matplotlib={"fig_inches": inches, "aspect": "auto", "cformatter": SHORT},
+    )  # fmt: skip
+
+
+def distributions_of(
+    values: Floats, names: list[str], statistic: str, label: str, *, every: int = 1
+) -> hv.Overlay:
+    """Return points for samples, above each other for each tensor, with the quartiles as boxes.
+
+    Args:
+        values: a statistic of each sample, [tensors, samples]; NaN where not recorded.
+        names: the names of the tensors, in order.
+        statistic: the name of the statistic.
+        label: the title.
+        every: one of this many samples is drawn as a point; the quartiles are those of all.
+    """
+    values = np.where(np.isfinite(values), values, np.nan)
+    low, middle, high = np.nanquantile(values, (0.25, 0.5, 0.75), axis=1)
+    places, known = np.arange(len(names)), np.isfinite(values)
+    known[:, np.arange(values.shape[1]) % every > 0] = False
+    layers, samples = np.nonzero(known)
+    sides = places - _HALF, places + _HALF
+    boxes = hv.Rectangles((sides[0], low, sides[1], high, names), vdims=["tensor"])
+    boxes = styled(
+        boxes, "Rectangles", {"color": BLUE, "alpha": 0.2}, bokeh={"line_color": None},
+        matplotlib={"linewidth": 0},
+    )  # fmt: skip
+    medians = hv.Segments((sides[0], middle, sides[1], middle))
+    medians = styled(medians, "Segments", {"color": BLUE})
+    points = hv.Points(
+        (layers, values[known], samples, np.array(names, object)[layers]),
+        kdims=["layer", statistic],
+        vdims=["sample", "tensor"],
+    )
+    points = styled(
+        points, "Points", {"color": BLUE, "alpha": 0.8}, bokeh={"size": 4, "tools": ["hover"]},
+        matplotlib={"s": 8},
+    )  # fmt: skip
+    apart = -(-len(names) // _NAMED)
+    short = [name if len(name) <= _LONGEST else f"\u2026{name[1 - _LONGEST :]}" for name in names]
+    scale = scale_of(values[known])
+    look: dict[str, Any] = {
+        "title": label, "xlabel": "", "ylabel": statistic, "show_legend": False,
+        "xlim": (-1, len(names)), "xticks": [*enumerate(short)][::apart],
+        "xrotation": 90 if sum(map(len, short)) > _LETTERS else 0,
+    }  # fmt: skip
+    if scale.logarithmic:
+        look |= {"logy": True, "ylim": (scale.low / 2, float(values[known].max()) * 1.5)}
+        look["yformatter"] = "%g"  # powers of ten would be formulas, which saved images do not have
+    return styled(
+        boxes * medians * points, "Overlay", look, bokeh={"height": _HEIGHT + 60},
+        matplotlib={"fig_inches": (9, 6), "aspect": 1.5},
     )  # fmt: skip
 
 

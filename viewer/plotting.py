@@ -3,10 +3,14 @@
 Each method reads the same table as the method of the same name on `Run`, `Slot` or `Group`, and
 returns an element whose dimensions have the table's names. The elements therefore compose with `+`
 and `*`, link with `holoviews.link_selections`, and return their numbers as a table (`dframe`).
+
+Curves and points become an image by Datashader if there are more than `MOST_POINTS`; its numbers
+are in `image[()].dataset`.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +20,7 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import panel as pn
+from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run, at_steps, clock_of
@@ -23,9 +28,11 @@ from comgra_decl.query.slot import Slot
 from comgra_decl.viewer.elements import (
     HIGHEST,
     LINE,
+    SHORT,
     as_lines,
     bars_against_diagonal,
     cells_of,
+    distributions_of,
     edges_of,
     lines_over_names,
     overlaid,
@@ -40,7 +47,7 @@ from comgra_decl.viewer.model.graph import graph_of, heat_of, node_values, scale
 from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.series import smoothed
+from comgra_decl.viewer.model.series import smoothed, thin
 from comgra_decl.viewer.model.stretches import candidates, line_of_slot
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
@@ -58,12 +65,15 @@ _DENSITY = ("#a9c3ea", BLUE)
 """Colours for few and for many points in an image."""
 
 MOST_POINTS = 100_000
-"""Number of points above which `shaded` draws an image."""
+"""Number of points above which an image is drawn instead."""
 
 
 _COLOUR = (colour_at, signed_colour)
 _PLACES = (np.linspace(0, 1, 128).tolist(), np.linspace(-1, 1, 128).tolist())
 """Colours of a scale, and of one that diverges from zero, and their places on it."""
+
+_ONE_BY_ONE = {"sample": 1, "unit": 2, "category": 2}
+"""Axes of which one entry is drawn if the picture has more axes than this."""
 
 _DPI = 144  # of PNG files
 
@@ -161,7 +171,7 @@ class RunPlots:
             "QuadMesh",
             look,
             bokeh={"height": height, "tools": ["hover"]},
-            matplotlib={"fig_inches": (7, height / 70), "aspect": None},
+            matplotlib={"fig_inches": (7, height / 70), "aspect": "auto", "cformatter": SHORT},
         )
 
     def _check_pass(self, of: str) -> None:
@@ -214,8 +224,9 @@ class RunPlots:
             if not steps:
                 what = f"of type {shown(type)}; the types are {types}" if type else "at all"
                 raise UnknownNameError(f"no step was recorded {what}.")
+            near = sorted(sorted(steps, key=lambda each: abs(each - (step or 0)))[:3])
             raise UnknownNameError(
-                f"step {step} was not recorded. The steps are {steps[0]} to {steps[-1]}."
+                f"step {step} was not recorded; nearest: {', '.join(map(str, near))}."
             )
         if statistic is not None:
             self._check_pass(of)
@@ -275,7 +286,7 @@ class RunPlots:
         curves = {
             visible(n): _metric(table[table["name"] == n], "value", smoothing) for n in chosen
         }
-        return overlaid(curves, "metric")
+        return _drawable(overlaid(curves, "metric"))
 
     def picture(
         self,
@@ -297,7 +308,7 @@ class RunPlots:
             name: name of the picture.
             step: the step; by default, the last one that has the picture.
             node: the node; required if the picture shows several.
-            sample: number of the sample, if the picture has a value for each.
+            sample: number of the sample, unit or category, if the picture has an image for each.
             type: type of execution, such as "probe:eyes"; by default, the first probe.
 
         Raises:
@@ -306,14 +317,11 @@ class RunPlots:
         found = self._run.picture(name, step, node, type=type)
         values, axes = np.asarray(found.values, np.float64), [*found.axes]
         at = found.step
+        if not values.size:
+            raise UnknownNameError(f"the picture {name!r} has no numbers to draw at step {at}.")
         if axes[0] == "step" and values.ndim > 2:  # such as the confusion matrix
             at, values, axes = found.labels["step"][-1], values[-1], axes[1:]
-        if axes[0] == "sample" and len(axes) > 1:
-            if not 0 <= sample < len(values):
-                raise UnknownNameError(f"there is no sample {sample}; there are {len(values)}.")
-            values, axes = values[sample], axes[1:]
-        while values.ndim > 2:
-            values, axes = values.sum(0), axes[1:]
+        values, axes = _one_image(values, axes, sample)
         when = "" if at is None else f"step {at}"
         label = " \u00b7 ".join(filter(None, [name, found.node, when]))
         labels = [found.labels.get(axis) for axis in axes]
@@ -380,38 +388,63 @@ class RunPlots:
         y: str = "std",
         type: str | None = None,
     ) -> hv.Points:
-        """Return the recorded samples of a node's output as points, with one statistic per axis.
+        """Return the recorded samples of a node's output: `slot(node).plot.cloud(step)`."""
+        return SlotPlots(self._run.slot(node)).cloud(step, x=x, y=y, type=type)
 
-        The dimensions are the statistics, `sample` and `category` (the sample's category, or "").
+    def distributions(
+        self,
+        statistic: str = "std",
+        *,
+        step: int | None = None,
+        of: str = "forward",
+        iteration: int | None = None,
+        type: str | None = None,
+    ) -> hv.Overlay:
+        """Return the distribution of a statistic over the recorded samples, for each tensor.
+
+        Each sample is a point, and a box with a line shows the quartiles and the median. The
+        dimensions of the points are `layer` (position of the tensor in execution order), the
+        statistic, `sample` and `tensor` (its name). Tensors for which fewer than two samples were
+        recorded, such as parameters, are left out. The axis is logarithmic under the same
+        conditions as the colours of `heat`; then, samples at 0 are below the figure. Of more than
+        `MOST_POINTS` samples, only some are points, as the title says; the boxes count all.
+
+        Args:
+            statistic: statistic of each sample.
+            step: the step; by default, the last one.
+            of: pass of the tensors.
+            iteration: iteration of the tensors, or the nearest one; by default, all iterations.
+            type: type of execution or tag; by default, all training steps.
 
         Raises:
-            UnknownNameError: there is no such statistic.
+            UnknownNameError: there is no such step, statistic or pass, or no tensor with samples.
         """
-        table = self._run.slot(node).row(step, type=type)
-        for name in (x, y):
-            if name not in table:
-                hint = did_you_mean(name, table.columns) or "."
-                there = ", ".join(map(repr, table.columns))
-                raise UnknownNameError(
-                    f"there is no statistic {shown(name)}{hint} The statistics are: {there}."
-                )
-        labels = table.attrs.get("labels") or [None] * len(table)
-        points = table[[x, y]].assign(
-            sample=np.arange(len(table)),
-            category=["" if label is None else label for label in labels],
-        )
-        found = hv.Points(
-            points.reset_index(drop=True),
-            kdims=[x, y],
-            vdims=["sample", "category"],
-            label=f"{node} at step {step}",
-        )
-        look: dict[str, Any] = {"color": "category", "cmap": list(LINES)}
-        if not any(points["category"]):
-            look = {"color": BLUE}
-        return styled(
-            found, "Points", look, bokeh={"size": 6, "tools": ["hover"]}, matplotlib={"s": 20}
-        )
+        self._check_pass(of)
+        steps = self._run.heat(statistic, of=of, type=type).index
+        if step is None and len(steps):
+            step = int(steps[-1])
+        numbers = np.full((0, 0), np.nan)
+        if step is not None:
+            numbers = self._run.arrays.samples(step, statistic, type=type)
+        slots = self._run.arrays.slots
+        found: dict[tuple[str, str, int], tuple[int, int]] = {}
+        for i in np.flatnonzero(np.isfinite(numbers).sum(axis=1) > 1).tolist():
+            key = slots[i].key
+            away = 0 if iteration is None else abs(key.iteration - iteration)
+            place = (key.node, key.role, key.iteration if iteration is None else 0)
+            if key.pass_ == of and (place not in found or away < found[place][0]):
+                found[place] = away, i
+        if not found:
+            raise UnknownNameError(f"no tensor of pass {shown(of)} has recorded samples.")
+        rows = sorted(i for _, i in found.values())
+        keys = [slots[i].key for i in rows]
+        names = [_name(k.node, k.role, k.iteration if iteration is None else 0) for k in keys]
+        call = "" if not iteration else f", iteration {iteration}"
+        label = f"{statistic} ({of}) at step {step}{call}"
+        every = -(-np.isfinite(numbers[rows]).sum() // MOST_POINTS)
+        if every > 1:
+            label += f" \u00b7 points: one of {every} samples"
+        return distributions_of(numbers[rows], names, statistic, label, every=every)
 
 
 class SlotPlots:
@@ -434,7 +467,7 @@ class SlotPlots:
         steps, values = line_of_slot(self._slot, statistic, over_batch, type)
         table = pd.DataFrame({"step": steps, statistic: values})
         curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
-        return as_lines(curve)
+        return _drawable(as_lines(curve))
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
         """Return a statistic for each recorded sample by step, keyed by `sample`."""
@@ -447,7 +480,44 @@ class SlotPlots:
             )
             for number in table.columns
         }
-        return overlaid(curves, "sample")
+        return _drawable(overlaid(curves, "sample"))
+
+    def cloud(
+        self, step: int, *, x: str = "mean", y: str = "std", type: str | None = None
+    ) -> hv.Points:
+        """Return the recorded samples at a step as points, with one statistic per axis.
+
+        The dimensions are the statistics, `sample` and `category` (the sample's category, or "").
+
+        Raises:
+            UnknownNameError: there is no such step or statistic.
+        """
+        table = self._slot.row(step, type=type)
+        for name in (x, y):
+            if name not in table:
+                hint = did_you_mean(name, table.columns) or "."
+                there = ", ".join(map(repr, table.columns))
+                raise UnknownNameError(
+                    f"there is no statistic {shown(name)}{hint} The statistics are: {there}."
+                )
+        labels = table.attrs.get("labels") or [None] * len(table)
+        points = table[[x, y]].assign(
+            sample=np.arange(len(table)),
+            category=["" if label is None else label for label in labels],
+        )
+        found = hv.Points(
+            points.reset_index(drop=True),
+            kdims=[x, y],
+            vdims=["sample", "category"],
+            label=f"{_label(self._slot)} at step {step}",
+        )
+        look: dict[str, Any] = {"color": "category", "cmap": list(LINES)}
+        if not any(points["category"]):
+            look = {"color": BLUE}
+        points = styled(
+            found, "Points", look, bokeh={"size": 6, "tools": ["hover"]}, matplotlib={"s": 20}
+        )
+        return _drawable(points)
 
     def histogram(self, step: int, *, type: str | None = None) -> hv.Histogram:
         """Return the histogram of the values at a step; its dimensions are `value` and `count`."""
@@ -562,7 +632,7 @@ class GroupPlots:
                 steps = table["step"].to_numpy(np.int64)
                 places = steps if x == "step" else at_steps(clocks[run], steps, x)
                 curves[run] = _metric(table.assign(**{x: places}), name, smoothing, x=x)
-        return overlaid(curves, "run")
+        return _drawable(overlaid(curves, "run"))
 
     def series(
         self,
@@ -583,7 +653,7 @@ class GroupPlots:
             )
             for run in table.columns
         }
-        return overlaid(curves, "run")
+        return _drawable(overlaid(curves, "run"))
 
     def settings(self, setting: str, kpi: str) -> hv.Points:
         """Return the runs as points, with a setting on one axis and the last value of a metric.
@@ -657,12 +727,19 @@ def save(element: Any, path: str | Path) -> Path:
 
         with mpl.rc_context({"text.parse_math": False}):  # a dollar sign in a name is no formula
             plain = target.with_suffix(suffix)  # HoloViews would add a suffix to "c.SVG"
-            hv.save(element, plain, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
+            hv.save(_at_rest(element), plain, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
             plain.replace(target)
     else:
         names = ", ".join([".html", *_STATIC])
         raise ValueError(f"path must end with one of {names}, got {target.name!r}")
     return target
+
+
+def _at_rest(element: Any) -> Any:
+    """Return an element as it is now, because only a browser can redraw images by Datashader."""
+    if isinstance(element, hv.Layout):
+        return element.clone([(path, _at_rest(part)) for path, part in element.items()])
+    return element[()] if isinstance(element, hv.DynamicMap) and not element.kdims else element
 
 
 def shaded(element: Any, *, dynamic: bool = True) -> Any:
@@ -700,6 +777,36 @@ def shaded(element: Any, *, dynamic: bool = True) -> Any:
     return styled(image, "RGB", {}, bokeh={"height": 300})
 
 
+def _drawable(element: Any) -> Any:
+    """Return an element with at most `MOST_POINTS` points, or an image of it by Datashader.
+
+    Without Datashader, some of the points are left out, evenly spaced (of curves: except extremes),
+    and the title and a warning say so.
+    """
+    parts = element.traverse(lambda part: part, [lambda part: isinstance(part, hv.Element)])
+    size = sum(map(len, parts))
+    if size <= MOST_POINTS:
+        return element
+    if find_spec("datashader") is not None:
+        return shaded(element)
+    every = -(-size // MOST_POINTS)
+    warnings.warn(
+        f"only one of {every} points is drawn; to draw all {size:,}, install Datashader: "
+        "pip install 'comgra-decl[big]'",
+        stacklevel=3,
+    )
+    element = element.map(lambda part: _thinned(part, every), [hv.Element])
+    title = " \u00b7 ".join(filter(None, [element.label, f"one of {every} points"]))
+    kind = type(element).__name__
+    return styled(element, kind, {"title": title}, bokeh={"height": 300})
+
+
+def _thinned(part: hv.Element, every: int) -> hv.Element:
+    if isinstance(part, hv.Curve):
+        return part.iloc[thin(np.asarray(part.dimension_values(1), float), len(part) // every)]
+    return part.iloc[::every]
+
+
 def use(backend: str) -> None:
     """Load a HoloViews backend but keep the program's choice, or Bokeh if there is none."""
     chosen = hv.Store.current_backend if hv.Store.renderers else "bokeh"
@@ -716,6 +823,19 @@ def _metric(table: pd.DataFrame, dimension: str, smoothing: Any, *, x: str = "st
     smooth = smoothed(np.asarray(values, np.float64), smoothing)
     points = pd.DataFrame({x: table[x].to_numpy(), dimension: smooth})
     return hv.Curve(points, x, dimension)
+
+
+def _one_image(
+    values: NDArray[np.float64], axes: list[str], sample: int
+) -> tuple[NDArray[np.float64], list[str]]:
+    """Return at most two axes of a picture: those of one sample, with leading axes added up."""
+    if len(axes) > _ONE_BY_ONE.get(axes[0], len(axes)):
+        if not 0 <= sample < len(values):
+            raise UnknownNameError(f"there is no {axes[0]} {sample}; there are {len(values)}.")
+        values, axes = values[sample], axes[1:]
+    while values.ndim > 2:
+        values, axes = values.sum(0), axes[1:]
+    return values, axes
 
 
 def _check_metric(name: str, there: Iterable[str]) -> None:

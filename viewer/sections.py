@@ -171,6 +171,7 @@ def sections(
         "pictures": Section(lambda: _alone(PicturesPane(act), _PADDED)),
         "compare": Section(lambda: _alone(ComparePane(act, runs), _FILLED)),
         "runs": Section(lambda: _alone(RunsPane(act, library), _FILLED)),
+        "explore": Section(lambda: _explore(act, library)),
         "kpis": Section(lambda: _alone(KpisPane(act), _PADDED)),
         "modules": Section(lambda: _alone(ModulesPane(act), _PADDED)),
         "findings": Section(lambda: _alone(FindingsPane(act), _PADDED)),
@@ -180,6 +181,12 @@ def sections(
     if views is not None:
         made["views"] = Section(lambda: _views(act, views))
     return made
+
+
+def _explore(act: Act, library: Library) -> tuple[list[Pane], Any]:
+    from comgra_decl.viewer.panes.explore import ExplorePane  # loads HoloViews
+
+    return _alone(ExplorePane(act, library), _PADDED)
 
 
 def _views(act: Act, views: ViewsFile) -> tuple[list[Pane], Any]:
@@ -222,4 +229,6 @@ def _inspect(act: Act) -> tuple[list[Pane], Any]:
 
 
 def _alone(pane: Pane, css: str) -> tuple[list[Pane], Any]:
-    return [pane], pn.Column(pane.panel, sizing_mode=pane.sizing, margin=0, stylesheets=[css])
+    return [pane], pn.Column(
+        pane.panel, sizing_mode=pane.sizing, margin=0, stylesheets=[css, PRINTED]
+    )

@@ -19,6 +19,7 @@ SECTIONS = {
     "pictures": "Pictures",
     "compare": "Compare",
     "runs": "Runs",
+    "explore": "Explore",
     "kpis": "KPIs",
     "modules": "Modules",
     "findings": "Findings",
@@ -70,7 +71,7 @@ class ViewState(param.Parameterized):
         walk: Finding and stop of the walk through the evidence, "" outside a walk; see
             `model.walk`.
         ticked, smoothing, x_axis, metric, against: See `model.runs.Overlaid`.
-        brush: Samples, steps and runs that a custom view has brushed.
+        brush: Samples, steps and runs selected in figures that are linked by brushing.
         library: Number of facts about other runs that were read in the background.
         type, step, node, role, iteration, gradient, batch, statistic, auto_batch, auto_statistic:
             See `Selection`; "" as batch or statistic stands for the one that fits the tensor.

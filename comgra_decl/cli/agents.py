@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import io
 import json
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -269,27 +271,67 @@ def server(root: Path, *, allow_plan: bool = False) -> Any:
     require_folder(location(root))
     module = needed("mcp.server.mcpserver", "mcp")
     agent = Agent(location(root), allow_plan=allow_plan)
-    built = module.MCPServer(
+    tools: dict[str, Callable[..., Any]] = {}
+    error = needed("mcp.server.mcpserver.exceptions", "mcp").ToolError
+
+    class Server(module.MCPServer):  # type: ignore[name-defined,misc]
+        """Answers calls with wrong arguments in a sentence; the SDK quotes its validator."""
+
+        async def call_tool(self, name: str, arguments: dict[str, Any], *rest: Any) -> Any:
+            problem = wrong_arguments(tools[name], arguments or {}) if name in tools else None
+            if problem is not None:
+                raise error(problem)
+            return await super().call_tool(name, arguments, *rest)
+
+    built = Server(
         "comgra_decl",
         instructions="Recorded training runs: what happened inside a network, and what went wrong. "
         "Begin with list_runs and findings.",
     )
     for tool in agent.tools:
-        built.tool()(_telling(tool))
+        tools[tool.__name__] = tool
+        built.tool()(_telling(tool, error))
 
     def picture(name: str, run: str = "", step: int = -1, node: str = "") -> Any:
         return module.Image(data=agent.picture(name, run, step, node), format="png")
 
     picture.__doc__ = agent.picture.__doc__
-    built.tool(structured_output=False)(_telling(picture))
+    tools["picture"] = picture
+    built.tool(structured_output=False)(_telling(picture, error))
     return built
 
 
-def _telling(tool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a tool whose errors reach the agent in full: the SDK hides those it does not know."""
-    from comgra_decl.errors import needed
+def wrong_arguments(tool: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the arguments of a call, and what is valid; None if nothing is."""
+    known = inspect.signature(tool).parameters
+    required = [name for name, each in known.items() if each.default is each.empty]
+    problems = [
+        f"there is no argument {shown(name)}{did_you_mean(name, [*known]) or '.'}"
+        for name in arguments
+        if name not in known
+    ]
+    problems += [f"{name} is missing." for name in required if name not in arguments]
+    for name, value in arguments.items():
+        wanted = str(known[name].annotation) if name in known else ""  # annotations are texts
+        if wanted == "int" and not _is_integer(value):
+            problems.append(f"{name} must be an integer, got {shown(value)}.")
+        elif wanted == "str" and not isinstance(value, str):
+            problems.append(f"{name} must be a text, got {shown(value)}.")
+    if not problems:
+        return None
+    valid = ", ".join(f"{name} (required)" if name in required else name for name in known)
+    what = " ".join(str(tool.__doc__).split())
+    return f"{' '.join(problems)} Arguments: {valid or 'none'}. {tool.__name__}: {what}"
 
-    error = needed("mcp.server.mcpserver.exceptions", "mcp").ToolError
+
+def _is_integer(value: object) -> bool:
+    if isinstance(value, str):  # as the SDK accepts it
+        return re.fullmatch(r"[+-]?\d+", value.strip()) is not None
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value)
+
+
+def _telling(tool: Callable[..., Any], error: type[Exception]) -> Callable[..., Any]:
+    """Return a tool whose errors reach the agent in full: the SDK hides those it does not know."""
 
     @functools.wraps(tool)
     def told(*arguments: Any, **named: Any) -> Any:

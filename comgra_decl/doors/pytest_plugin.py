@@ -41,15 +41,22 @@ class Traced:
         *,
         overrides: Sequence[str] = (),
     ) -> Iterator[Session]:
-        """Trace everything trained inside the `with` block, as `comgra_decl.trace` does."""
+        """Trace everything trained inside the `with` block, as `comgra_decl.trace` does.
+
+        If the block raises an error, the run ends with it and can be read afterwards.
+        """
         from comgra_decl.doors.trace import trace
         from comgra_decl.query import open_run
 
         self._run = None
-        with trace(spec, root=self._root, group="tests", overrides=overrides) as session:
-            yield session
-        if session.path is not None:
-            self._run = open_run(session.path)
+        tracing = trace(spec, root=self._root, group="tests", overrides=overrides)
+        session: Session | None = None
+        try:
+            with tracing as session:
+                yield session
+        finally:
+            if session is not None and session.path is not None:
+                self._run = open_run(session.path)
 
     @property
     def run(self) -> Run:
@@ -69,13 +76,25 @@ class Traced:
         Args:
             severity: the lowest severity that fails: "error", "warning" or "hint".
             ignore: names of rules whose findings do not fail.
+
+        Raises:
+            UnknownNameError: there is no such rule.
         """
         __tracebackhide__ = True
+        from comgra_decl.errors import UnknownNameError, did_you_mean, shown
         from comgra_decl.records import SEVERITIES
         from comgra_decl.rules import diagnose
+        from comgra_decl.rules.catalogue import known
 
         if severity not in SEVERITIES:
             raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, got {severity!r}")
+        own = self.run.spec.rules
+        names = {*known(), *(() if isinstance(own, str) else own)}
+        for name in ignore:
+            if name not in names:
+                raise UnknownNameError(
+                    f"there is no rule {shown(name)}{did_you_mean(name, names) or '.'}"
+                )
         diagnosis = diagnose(self.run)
         if not diagnosis.records:
             pytest.fail("no training step was recorded, so no rule has checked any", pytrace=False)

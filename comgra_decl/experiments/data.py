@@ -29,10 +29,13 @@ class Drawn:
         tensors: the tensors of each batch, by label: the model's inputs, what a loss compares the
             output with, and other tensors of the DataLoader's batch.
         skipped: number of optimizer steps that were skipped to draw more batches.
+        convolved: the labels of the tensors that the model passed to a convolution, which expects
+            the channels after the samples.
     """
 
     tensors: dict[str, list[Array]] = field(default_factory=dict)
     skipped: int = 0
+    convolved: set[str] = field(default_factory=set)
 
     @property
     def batches(self) -> int:
@@ -83,8 +86,14 @@ class Summary:
     fewest: int | None
 
 
-def summary(label: str, batches: list[Array]) -> Summary:
-    """Return what a tensor contains, over all batches, each of shape [samples, ...]."""
+def summary(label: str, batches: list[Array], *, convolved: bool = False) -> Summary:
+    """Return what a tensor contains, over all batches, each of shape [samples, ...].
+
+    Args:
+        label: its label.
+        batches: its values.
+        convolved: whether the model passed it to a convolution.
+    """
     flat = np.concatenate([batch.reshape(-1) for batch in batches]) if batches else np.empty(0)
     numbers = flat.astype(np.float64) if flat.dtype.kind in "fiub" else np.empty(0)
     finite = numbers[np.isfinite(numbers)]
@@ -100,7 +109,7 @@ def summary(label: str, batches: list[Array]) -> Summary:
         mean=float(finite.mean()) if some else None,
         std=float(finite.std()) if some else None,
         nonfinite=int(numbers.size - finite.size),
-        channels=_channels(batches),
+        channels=_channels(batches, convolved=convolved),
         repeated=repeated,
         shared=shared,
         samples=samples,
@@ -140,15 +149,25 @@ def _classes(values: Array) -> dict[int, int]:
     return {int(name): int(count) for name, count in pairs} if len(names) <= _MOST_CLASSES else {}
 
 
-def channel_axis(shape: tuple[int, ...]) -> int | None:
-    """Return the axis of the channels of images [samples, ...] or features [samples, features]."""
-    if len(shape) == 4 and shape[1] not in _COLOURS and shape[3] in _COLOURS:
-        return 3
+def channel_axis(shape: tuple[int, ...], *, convolved: bool) -> int | None:
+    """Return the axis of the channels of images [samples, ...] or features [samples, features].
+
+    Images have their channels last if that is a number of colours and smaller than height and
+    width, and if the second axis cannot be one.
+
+    Args:
+        shape: the shape of a batch.
+        convolved: whether the model passed it to a convolution, so that the channels are second.
+    """
+    if len(shape) == 4 and not convolved:
+        _, second, third, last = shape
+        if second not in _COLOURS and last in _COLOURS and last < min(second, third):
+            return 3
     return 1 if len(shape) in (2, 4) and shape[1] <= _MOST_CHANNELS else None
 
 
-def _channels(batches: list[Array]) -> list[tuple[float, float]]:
-    axes = {(channel_axis(batch.shape), batch.ndim) for batch in batches}
+def _channels(batches: list[Array], *, convolved: bool) -> list[tuple[float, float]]:
+    axes = {(channel_axis(batch.shape, convolved=convolved), batch.ndim) for batch in batches}
     axis, _ = next(iter(axes), (None, 0))
     if len(axes) != 1 or axis is None or batches[0].dtype.kind != "f":
         return []
@@ -246,8 +265,11 @@ class _Watch:
         from comgra_decl.hooks.module_tree import has_parameters
 
         self._depth += 1
+        if self._depth > 1:
+            self._note_convolution(module, args)
+            return
         trains = module.training and torch.is_grad_enabled() and has_parameters(module)
-        if self._depth > 1 or not trains or self._model not in (None, module):
+        if not trains or self._model not in (None, module):
             return
         if self._done >= self._batches:
             return
@@ -259,11 +281,24 @@ class _Watch:
         inputs = _inputs(module, args, kwargs)
         for label, tensor in inputs:
             self._keep(label, tensor)
+        self._note_convolution(module, args)
         values = {_content(tensor) for _, tensor in inputs} if self._loaded else set()
         for path, tensor in self._loaded:
             if _content(tensor) not in values:
                 self._keep(f"{path} (not passed to the model)", tensor)
         self._loaded = []
+
+    def _note_convolution(self, module: Any, args: Any) -> None:
+        """Note which input a convolution receives: the one with the shape of its argument."""
+        from torch import nn
+
+        kinds = (nn.Conv2d, nn.ConvTranspose2d)
+        if not isinstance(module, kinds) or not args or args[0].ndim != 4:
+            return
+        shape = tuple(args[0].shape)
+        for label, batches in self._drawn.tensors.items():
+            if batches and batches[-1].shape == shape and shape[1] == module.in_channels:
+                self._drawn.convolved.add(label)
 
     def leave(self, *_: Any) -> None:
         """Handle the end of a module call."""

@@ -34,15 +34,17 @@ def page(drawn: Drawn, *, mean: Sequence[float] = (), std: Sequence[float] = ())
     parts += _table(drawn)
     labels = drawn.tensors.get(drawn.target or "", [])
     for label, batches in drawn.tensors.items():
-        if label.startswith("input") and _shows_images(batches[0]):
-            parts += _images(label, batches[0], labels[0] if labels else None, (mean, std))
+        axis = channel_axis(batches[0].shape, convolved=label in drawn.convolved)
+        if label.startswith("input") and axis is not None and _shows_images(batches[0], axis):
+            images = np.moveaxis(batches[0], axis, -1)
+            parts += _images(label, images, labels[0] if labels else None, (mean, std))
     return "\n".join(parts) + "\n"
 
 
 def _table(drawn: Drawn) -> Iterator[str]:
     yield "<table><tr><th>tensor<th>shapes<th>dtype<th>range<th>mean \u00b1 std<th>channels</tr>"
     for label, batches in drawn.tensors.items():
-        found = summary(label, batches)
+        found = summary(label, batches, convolved=label in drawn.convolved)
         shapes = ", ".join("\u00d7".join(map(str, shape)) for shape in found.shapes)
         numbers = "", ""
         if found.mean is not None and found.low is not None:
@@ -56,9 +58,9 @@ def _table(drawn: Drawn) -> Iterator[str]:
     yield "</table>"
 
 
-def _shows_images(batch: Array) -> bool:
-    axis = channel_axis(batch.shape) if batch.ndim == 4 else None
-    if axis is None or batch.dtype.kind not in "fu" or batch.shape[axis] not in (1, 3):
+def _shows_images(batch: Array, axis: int) -> bool:
+    """Return whether a batch, with its channels on the given axis, contains images."""
+    if batch.ndim != 4 or batch.dtype.kind not in "fu" or batch.shape[axis] not in (1, 3):
         return False
     return all(n >= _LEAST_PIXELS for i, n in enumerate(batch.shape) if i not in (0, axis))
 
@@ -67,10 +69,8 @@ Scale = tuple[Sequence[float], Sequence[float]]
 
 
 def _images(label: str, batch: Array, classes: Array | None, scale: Scale) -> Iterator[str]:
-    """Yield the images of a batch, with their classes."""
-    axis = channel_axis(batch.shape)
-    assert axis is not None
-    images = np.moveaxis(batch, axis, -1)[:_MOST_IMAGES].astype(np.float64)
+    """Yield the images of a batch [samples, height, width, channels], with their classes."""
+    images = batch[:_MOST_IMAGES].astype(np.float64)
     if len(scale[0]) == len(scale[1]) == images.shape[-1]:
         images = images * np.array(scale[1]) + np.array(scale[0])
         how = "with the given mean and standard deviation undone; values outside 0 to 1 are cut off"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,7 +15,7 @@ from comgra_decl.errors import UnknownNameError
 from comgra_decl.pictures.tiles import tiled
 from comgra_decl.query import Run, Slot
 from comgra_decl.query.chunks import Chunk
-from comgra_decl.records import PICTURE_PREFIX, SHOWN, Note, SlotKey
+from comgra_decl.records import PICTURE_PREFIX, SHOWN, Note, SlotInfo, SlotKey
 from comgra_decl.sinks import About, Feed, Graph, Metrics, Moment, Records, Sink, graph_of, naming
 from comgra_decl.sinks.making import about_of
 
@@ -40,19 +41,21 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
     run = content.run
     feed = Feed(sink, content.selection, statistics=content.statistics, spacing=run.spacing)
     shown = {*content.ids.tolist()}
-    feed.see(slot for slot in run.arrays.slots if slot.id in shown)
+    slots = [slot for slot in run.arrays.slots if slot.id in shown]
+    wanted = [slot for slot in slots if content.selection.includes(slot.key.node, slot.key.pass_)]
+    feed.see(slots, _types(run, wanted))
     sink.begin(about(run, content.statistics))
     clock = Clock(run)
     feed.metrics(_metrics(run, clock))
     if feed.chosen:
-        slots, times = np.array([*feed.chosen]), run.records["time"]
+        ids, times = np.array([*feed.chosen]), run.records["time"]
         for chunk in content.chunks():
             moments = [
                 *map(Moment, chunk.steps.tolist(), times.loc[chunk.records.tolist()].tolist())
             ]
-            numbers = chunk.aggregates[:, slots]
-            found = _histograms(chunk, slots) if content.selection.histograms else (None, None)
-            feed.records(Records(moments, chunk.types, slots, numbers, *found))
+            numbers = chunk.aggregates[:, ids]
+            found = _histograms(chunk, ids) if content.selection.histograms else (None, None)
+            feed.records(Records(moments, chunk.types, ids, numbers, *found))
     graph = graph_in(run)
     if graph is not None:
         sink.graph(Moment(0, run.started), graph)
@@ -67,6 +70,21 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
         feed.findings({"findings": [finding]}, clock.at(int(finding["first_step"])))
     sink.end(run.state)
     return [*feed.chosen.values()]
+
+
+def _types(run: Run, slots: list[SlotInfo]) -> dict[int, set[str]]:
+    """Return the types of execution in which tensors were recorded; {} if there is only one."""
+    if len(run.types) < 2:
+        return {}
+    found: dict[int, set[str]] = {slot.id: set() for slot in slots}
+    ids = {slot.key: slot.id for slot in slots}
+    for pass_, type_ in itertools.product({slot.key.pass_ for slot in slots}, run.types):
+        table = run.heat("nonfinite", of=pass_, type=type_)
+        for key in table.columns[table.notna().any()]:
+            number = ids.get(SlotKey(*key))
+            if number is not None:
+                found[number].add(type_)
+    return found
 
 
 def about(run: Run, statistics: list[str]) -> About:

@@ -272,7 +272,7 @@ class HookManager:
             untouched_control_flow(),
             *self._graphs.patches,
         )
-        self._stalls = StallWatch(self._report_stall)
+        self._stalls = StallWatch(self._report_stall, naming=self._node_of)
         self._watches_stalls = spec.kpis.automatic and scalars is not None
         self._handles: list[RemovableHandle | Placed] = []
 
@@ -470,12 +470,10 @@ class HookManager:
             self._turns.hand.unseen()
             self._steps.announce()
 
-    def _report_stall(self, seconds: float, stacks: str) -> None:
+    def _report_stall(self, seconds: float, doing: str) -> None:
         """Record that the step in progress does not end; called from another thread."""
         number = self._state.number
-        text = (
-            f"step {number} has not ended for {seconds:.0f} s. The threads are running:\n{stacks}"
-        )
+        text = f"step {number} has not ended for {seconds:.0f} s. The threads are running:\n{doing}"
         self._scalars.told(f"{AUTOMATIC}{STALLED}", seconds, step=number)
         self._scalars.remark(text, step=number)
         self._reporter.warn(f"step {number} has not ended for {seconds:.0f} s; see its note")

@@ -20,12 +20,13 @@ _UNLIMITED = 1 << 60
 def host_bytes() -> int | None:
     """Return the memory that this process occupies (resident set size); None if unknown."""
     try:
-        return int(_STATM.read_bytes().split()[1]) * _page()
+        return int(_STATM.read_bytes().split()[1]) * page_size()
     except (OSError, ValueError, IndexError):
         return None
 
 
-def _page() -> int:
+def page_size() -> int:
+    """Return the size of a page of memory, in bytes."""
     import resource
 
     return resource.getpagesize()

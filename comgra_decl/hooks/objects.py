@@ -14,6 +14,7 @@ newer objects to the oldest generation, a later search reads only the two younge
 from __future__ import annotations
 
 import gc
+import operator
 import sys
 import sysconfig
 import weakref
@@ -132,11 +133,18 @@ def unfrozen_of(types: Collection[type]) -> list[Any]:
     return _unfrozen({id(kind) for kind in types})
 
 
+def referrers_of(thing: Any) -> list[Any]:
+    """Return the objects that refer to a thing, except tuples and frames."""
+    return _among(gc.get_referrers, thing, kinds={id(tuple), id(FrameType)}, without=True)
+
+
 def _unfrozen(kinds: Collection[int]) -> list[Any]:
     return _among(gc.get_objects, kinds=kinds)
 
 
-def _among(found: Callable[..., list[Any]], *about: Any, kinds: Collection[int]) -> list[Any]:
+def _among(
+    found: Callable[..., list[Any]], *about: Any, kinds: Collection[int], without: bool = False
+) -> list[Any]:
     """Return the objects of some types among those that a function of `gc` returns.
 
     Args:
@@ -144,10 +152,13 @@ def _among(found: Callable[..., list[Any]], *about: Any, kinds: Collection[int])
         about: its arguments.
         kinds: the ids of the types; ids are used because a type whose metaclass defines `==` may
             not be hashable.
+        without: whether to return the objects of all other types instead.
     """
     box: list[list[Any]] = []
     fill: Iterator[Any] = filter(None, map(box.extend, (starmap(found, (about,)),)))
     flags = map(kinds.__contains__, map(id, map(type, chain.from_iterable(box))))
+    if without:
+        flags = map(operator.not_, flags)
     objects = chain(chain.from_iterable(box), repeat(None))  # infinite, so that `flags` ends first
     empty: Iterator[Any] = filter(None, starmap(box.clear, ((),)))
     with uncollected():  # otherwise callbacks of a collection would allow other threads to run

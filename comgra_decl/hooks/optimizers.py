@@ -34,6 +34,7 @@ class Optimizers:
         self._known: dict[int, weakref.ref[Optimizer]] = {}
         self._searched: dict[int, weakref.ref[nn.Module]] = {}
         self._aside: dict[int, bool] = {}  # whether an optimizer trains no model, see `_is_aside`
+        self._used: dict[int, weakref.ref[Optimizer]] = {}  # in the order of their first steps
         self._stepped: list[set[int]] = []  # parameter ids of optimizers that stepped in this step
 
     def note(self, optimizer: Optimizer) -> None:
@@ -42,8 +43,16 @@ class Optimizers:
         if number not in self._known:
             self._known[number] = weakref.ref(optimizer, lambda _: self._gone(number))
 
+    def use(self, optimizer: Optimizer) -> None:
+        """Register an optimizer that steps."""
+        number = id(optimizer)
+        if number not in self._used:
+            self.note(optimizer)
+            self._used[number] = self._known[number]
+
     def _gone(self, number: int) -> None:
         self._known.pop(number, None)
+        self._used.pop(number, None)
         self._aside.pop(number, None)
         self._forget(number)
 
@@ -72,9 +81,12 @@ class Optimizers:
         return tuple(sizes)
 
     def rates(self) -> list[float]:
-        """Return the learning rate of each parameter group; NaN for one that is on a device."""
+        """Return the learning rate of each parameter group; NaN for one that is on a device.
+
+        Optimizers that have never stepped are left out, unless none has.
+        """
         rates: dict[int, float] = {}  # wrappers of optimizers share the groups
-        for reference in [*self._known.values()]:
+        for reference in [*(self._used or self._known).values()]:
             optimizer = reference()
             for group in getattr(optimizer, "param_groups", ()):
                 rate = group.get("lr")

@@ -1,4 +1,8 @@
-"""Report a step that does not end, with the stack traces of all threads, from another thread."""
+"""Report a step that does not end, from another thread.
+
+The report contains what each thread is doing, its stack trace, and the states of the data loaders'
+workers.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,12 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from statistics import median
+from types import FrameType
+
+from comgra_decl.hooks.frames import Visit, own_module, variables
+from comgra_decl.hooks.loader_workers import loader_workers
+from comgra_decl.hooks.names import Names, Naming
+from comgra_decl.hooks.place import phase_of
 
 FACTOR = 10.0
 """A step counts as stalled if it takes this many times the median."""
@@ -24,6 +34,12 @@ _STEPS = 20  # or of steps that they cover
 _REMEMBERED = 64
 _MOST_FRAMES = 24
 _OURS = "comgra-"
+_PHASES = {
+    "forward": "in the forward pass",
+    "backward": "in the backward pass",
+    "optimizer": "in the optimizer step",
+    "data": "waiting for data",
+}
 
 
 class StallWatch:
@@ -31,14 +47,20 @@ class StallWatch:
 
     Args:
         report: called once per stalled step, for at most `MOST` steps, with (seconds since the last
-            step ended, the stacks).
+            step ended, what the threads and the workers of data loaders are doing).
+        naming: names the modules that the run knows.
         clock: returns seconds of a monotonic clock.
     """
 
     def __init__(
-        self, report: Callable[[float, str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        report: Callable[[float, str], None],
+        *,
+        naming: Naming = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._report = report
+        self._naming = naming
         self._clock = clock
         self._step = -1
         self._since = clock()
@@ -69,11 +91,15 @@ class StallWatch:
             return
         if waited >= max(LEAST, FACTOR * median(self._durations)):
             self._reported.add(step)
-            self._report(waited, stacks())
+            self._report(waited, "\n".join([stacks(self._naming), *loader_workers()]))
 
 
-def stacks() -> str:
-    """Return the stacks of all threads except our own, the main thread first."""
+def stacks(naming: Naming) -> str:
+    """Return what all threads except our own are doing, with their stacks, the main thread first.
+
+    Args:
+        naming: names the modules that the run knows.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     parts = []
@@ -81,5 +107,31 @@ def stacks() -> str:
         name = names.get(number, f"thread {number}")
         if not name.startswith(_OURS) and number != threading.get_ident():
             lines = traceback.format_stack(frame)[-_MOST_FRAMES:]
-            parts.append(f"{name}:\n{''.join(lines)}".rstrip())
+            head = ", ".join([name, *_doing(frame, naming)])
+            parts.append(f"{head}:\n{''.join(lines)}".rstrip())
     return "\n".join(parts)
+
+
+def _doing(frame: FrameType, naming: Naming) -> list[str]:
+    """Return what a thread does: the phase, and the module calls in progress."""
+    frames: list[Visit] = []
+    current: FrameType | None = frame
+    while current is not None:
+        frames.insert(0, Visit(current, current.f_lineno, current.f_lasti))
+        current = current.f_back
+    phase, _ = phase_of(frames)
+    if phase == "other":
+        return []
+    modules = [
+        module
+        for visit in frames
+        if visit.calls_module
+        and (module := variables(visit.frame, lambda known, at=visit: own_module(known, at.frame)))  # type: ignore[misc]
+        is not None
+    ]
+    if not modules:
+        return [_PHASES[phase]]
+    known = Names(naming)
+    nodes = [known.module(module, within=modules[0]) for module in modules]
+    path = f" (calls in progress: {' > '.join(nodes)})" if len(nodes) > 1 else ""
+    return [f"{_PHASES[phase]} of {nodes[-1]}{path}"]

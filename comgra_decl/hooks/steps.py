@@ -216,7 +216,7 @@ class Steps:
 
     def _ends_step(self, optimizer: Any) -> bool:
         """Return whether an optimizer step ends the training step."""
-        self._optimizers.note(optimizer)
+        self._optimizers.use(optimizer)
         seen: Seen | None = None
         lane, armed = self._lanes.followed, self._state.armed
         if lane.clock.rule == "last_optimizer" and (armed or self._called.watched):

@@ -161,6 +161,20 @@ class Arrays:
         """Return the distance of each sample from the rest of its batch, [slots, samples]."""
         return unusual.distances(self._snapshot, step, statistic, type)
 
+    def samples(
+        self, step: int, statistic: str = "mean", *, type: str | None = None
+    ) -> NDArray[np.float64]:
+        """Return a statistic of each recorded sample at a step, [slots, samples].
+
+        NaN where a sample was not recorded. A tensor without a batch dimension counts as one
+        sample.
+        """
+        view, record = self._snapshot.view, self._snapshot.record(step, type)
+        place = self._snapshot.statistic(statistic)
+        if not view.meta.sample_count:
+            return np.full((len(view.slots), 0), np.nan)
+        return view.row("smp", record)[: len(view.slots), :, place].astype(float)
+
     def shapes(self, step: int, *, type: str | None = None) -> dict[int, Shape]:
         """Return the shapes of the slots recorded at a step; None where damaged."""
         return shapes(self._snapshot, step, type)

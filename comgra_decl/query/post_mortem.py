@@ -174,6 +174,20 @@ def _inputs(content: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _ended(content: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for each in content.get("ended", ()):
+        name = each["operation"].removesuffix("Backward0")
+        output = each["output"]
+        if each["node"] is not None:
+            name += f" of {each['node']}"
+        elif each["after"] is not None:
+            name += f" after {each['after']}"
+        told = "output not kept" if output is None else tensor_text({**output, "name": "output"})
+        lines.append(f"{name}, {told}")
+    return lines
+
+
 def _needs(content: Mapping[str, Any]) -> list[str]:
     lines = []
     for need in content["needs"]:
@@ -199,6 +213,7 @@ _PARTS: dict[str, tuple[str, _Lines]] = {
     "needs": ("Operations that needed the overwritten tensor", _needs),
     "unused": ("Parameters without a gradient", _unused),
     "inputs": ("Inputs of the last calls", _inputs),
+    "ended": ("Operations that had ended, the last ones first", _ended),
     "variables": ("Variables in the failing function", lambda c: tensor_lines(c["variables"])),
     "parameters": ("Parameters involved", lambda c: tensor_lines(c["parameters"])),
     "batch": ("The batch", lambda c: tensor_lines(c["batch"])),

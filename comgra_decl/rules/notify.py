@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from email.message import EmailMessage
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,9 +36,7 @@ _Send = Callable[[dict[str, Any]], None]
 
 
 class Messenger:
-    """Sends findings to all places that a spec names, one at a time, on a separate thread.
-
-    After a place has failed repeatedly, it gets one attempt per message until one succeeds.
+    """Sends findings to all places that a spec names, each on a thread of its own.
 
     Args:
         spec: where to send findings.
@@ -47,40 +44,32 @@ class Messenger:
     """
 
     def __init__(self, spec: NotifySpec, *, pause: float = _PAUSE) -> None:
-        self._timeout, self._retries = float(spec.timeout), spec.retries
-        self._wait, self._pause = float(spec.wait), pause
+        self._wait = float(spec.wait)
         self.severity = spec.severity
-        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue(_WAITING)
-        self._complained: set[str] = set()
-        self._failing: set[str] = set()
-        self._over = threading.Event()
-        self._sent = self._handled = 0  # number of messages, each written by one thread
-        self._places = dict(self._receivers(spec))
-        self._thread = threading.Thread(target=self._run, name="comgra-notify", daemon=True)
-        self._thread.start()
+        self._places = [
+            _Place(name, send, retries=spec.retries, pause=pause)
+            for name, send in self._receivers(spec, float(spec.timeout))
+        ]
 
-    def _receivers(self, spec: NotifySpec) -> Iterator[tuple[str, _Send]]:
+    def _receivers(self, spec: NotifySpec, timeout: float) -> Iterator[tuple[str, _Send]]:
         if spec.url is not None:
-            yield "url", partial(_post, spec.url, timeout=self._timeout)
+            yield "url", partial(_post, spec.url, timeout=timeout)
         if spec.slack is not None:
-            yield "slack", partial(_to_slack, spec.slack, timeout=self._timeout)
+            yield "slack", partial(_to_slack, spec.slack, timeout=timeout)
         if spec.email is not None:
-            yield "email", partial(_mail, spec.email, timeout=self._timeout)
+            yield "email", partial(_mail, spec.email, timeout=timeout)
         if spec.desktop:
             command = _desktop_command()
             if command is None:
                 why = "neither notify-send nor osascript is installed"
                 _log.warning("comgra.on_finding.notify.desktop: no effect, because %s", why)
             else:
-                yield "desktop", partial(_show, command, timeout=self._timeout)
+                yield "desktop", partial(_show, command, timeout=timeout)
 
     def send(self, content: dict[str, Any]) -> None:
-        """Queue a message; drop it if too many are waiting."""
-        try:
-            self._queue.put_nowait(content)
-            self._sent += 1
-        except queue.Full:
-            self._complain("queue", "too many findings are queued")
+        """Queue a message for each place; drop it where too many are waiting."""
+        for place in self._places:
+            place.send(content)
 
     def close(self, most: float | None = None) -> None:
         """Wait until all messages are delivered, for at most `wait` seconds.
@@ -90,43 +79,86 @@ class Messenger:
         """
         wait = self._wait if most is None else min(most, self._wait)
         deadline = time.monotonic() + wait
-        with suppress(queue.Full):
-            self._queue.put(None, timeout=wait or 1e-3)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        self._over.set()  # no retries from here on
-        if self._handled < self._sent:
+        for place in self._places:
+            place.finish()
+        late = [place.name for place in self._places if not place.ended_before(deadline)]
+        for name in late:
             _log.warning(
-                "comgra.on_finding.notify: not all findings were delivered within %g s", wait
+                "comgra.on_finding.notify.%s: not all findings were delivered within %g s",
+                name,
+                wait,
             )
+
+
+class _Place:
+    """Sends messages to one place, in order.
+
+    After the place has failed repeatedly, it gets one attempt per message until one succeeds.
+
+    Args:
+        name: the key of the spec.
+        send: sends a message.
+        retries: how often a failed message is sent again.
+        pause: seconds before the first retry.
+    """
+
+    def __init__(self, name: str, send: _Send, *, retries: int, pause: float) -> None:
+        self.name = name
+        self._send, self._retries, self._pause = send, retries, pause
+        self._queue: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._complained = self._failing = False
+        self._over = threading.Event()
+        self._sent = self._handled = 0  # number of messages, each written by one thread
+        self._thread = threading.Thread(target=self._run, name=f"comgra-notify-{name}", daemon=True)
+        self._thread.start()
+
+    def send(self, content: dict[str, Any]) -> None:
+        """Queue a message; drop it if too many are waiting."""
+        if self._queue.qsize() < _WAITING:
+            self._queue.put(content)
+            self._sent += 1
+        else:
+            self._complain("too many findings are queued")
+
+    def finish(self) -> None:
+        """Have the thread end after the messages that are queued."""
+        self._queue.put(None)
+
+    def ended_before(self, deadline: float) -> bool:
+        """Return whether all messages were handled before a time; there are no retries after it."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._over.set()
+        return self._handled == self._sent
 
     def _run(self) -> None:
         while (content := self._queue.get()) is not None and not self._over.is_set():
-            for place, send in self._places.items():
-                self._deliver(place, partial(send, content))
+            self._deliver(content)
             self._handled += 1
 
-    def _deliver(self, place: str, send: Callable[[], None]) -> None:
-        """Send a message to a place, with retries."""
-        retries = 0 if place in self._failing else self._retries
+    def _deliver(self, content: dict[str, Any]) -> None:
+        """Send a message, with retries."""
+        retries = 0 if self._failing else self._retries
         for attempt in range(retries + 1):
             try:
-                send()
+                self._send(content)
             except Exception as error:  # noqa: BLE001  (nothing else reports it)
                 last = attempt == retries or _is_final(error)
                 if last or self._over.wait(self._pause * 2**attempt):
-                    self._failing.add(place)
-                    self._complain(place, f"{type(error).__name__}: {error}")
+                    self._failing = True
+                    self._complain(f"{type(error).__name__}: {error}")
                     return
             else:
-                self._failing.discard(place)
+                self._failing = False
                 return
 
-    def _complain(self, place: str, reason: str) -> None:
-        if place not in self._complained:
+    def _complain(self, reason: str) -> None:
+        if not self._complained:
             _log.warning(
-                "comgra.on_finding.notify.%s: a finding could not be delivered (%s)", place, reason
+                "comgra.on_finding.notify.%s: a finding could not be delivered (%s)",
+                self.name,
+                reason,
             )
-        self._complained.add(place)
+        self._complained = True
 
 
 def _is_final(error: Exception) -> bool:

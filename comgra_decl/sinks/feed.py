@@ -79,6 +79,8 @@ class Feed:
         self._drawn: Counter[int] = Counter()
         self._told: set[tuple[Any, ...]] = set()
         self._over = False
+        self._types: dict[int, set[str]] = {}  # of the records of each selected tensor
+        self._refused: set[str] = set()
 
     @property
     def slots(self) -> list[SlotInfo]:
@@ -90,26 +92,39 @@ class Feed:
         """The selected tensors so far, by id."""
         return self._chosen
 
-    def see(self, slots: Iterable[SlotInfo]) -> None:
+    def see(
+        self, slots: Iterable[SlotInfo], types: Mapping[int, Iterable[str]] | None = None
+    ) -> None:
         """Add slots.
+
+        Args:
+            slots: the slots.
+            types: the types of execution in which each of them occurs, by id, if they are known.
 
         Raises:
             SelectionError: too many series are selected; from then on, none are passed on.
         """
         new = [*slots]
         self._all += new
+        self._types |= {slot: {*each} for slot, each in (types or {}).items()}
         self._pictured |= {s.id: s.key for s in new if self._selection.pictured(s.key)}
         if self._over:
             return
         try:
-            found = self._selection.chosen(self._all, self._statistics)
+            found = self._selection.chosen(self._all, self._statistics, self._types)
         except SelectionError:
             self._over, self._chosen = True, {}
             raise
         self._chosen = {slot.id: slot.key for slot in found}
 
-    def records(self, records: Records) -> None:
-        """Pass on the statistics and histograms of the selected tensors."""
+    def records(self, records: Records) -> dict[str, SelectionError]:
+        """Pass on the statistics and histograms of the selected tensors.
+
+        Returns:
+            The types of execution of which, from now on, no series are passed on, because there
+            would be too many.
+        """
+        problems: dict[str, SelectionError] = {}
         there = [
             (column, self._chosen[int(slot)])
             for column, slot in enumerate(records.slots)
@@ -118,10 +133,15 @@ class Feed:
         present = self._statistics.index(_NONFINITE)
         for row, (at, type_) in enumerate(zip(records.moments, records.types, strict=True)):
             numbers: dict[str, float] = {}
-            for column, key in there:
+            lost = np.isnan(records.aggregates[row, :, present, 0])
+            here = [(column, key) for column, key in there if not lost[column]]
+            problem = self._refuse(type_, [int(records.slots[column]) for column, _ in here])
+            if problem is not None:
+                problems[type_] = problem
+            if type_ in self._refused:
+                continue
+            for column, key in here:
                 line = records.aggregates[row, column]
-                if np.isnan(line[present, 0]):
-                    continue
                 for statistic, how in self._columns:
                     name = SeriesName(key, self._statistics[statistic], AGGREGATES[how], type_)
                     numbers[str(name)] = float(line[statistic, how])
@@ -129,6 +149,23 @@ class Feed:
                 self._sink.scalars(at, numbers)
             if self._selection.histograms:
                 self._histograms(records, row, there)
+        return problems
+
+    def _refuse(self, type_: str, slots: list[int]) -> SelectionError | None:
+        """Return why no series of a type are passed on; notes the types of tensors otherwise."""
+        if type_ in self._refused:
+            return None
+        known = self._types
+        new = {slot: {*known.get(slot, ()), type_} for slot in slots}
+        if all(known.get(slot) == types for slot, types in new.items()):
+            return None
+        try:
+            self._selection.chosen(self._all, self._statistics, known | new)
+        except SelectionError as error:
+            self._refused.add(type_)
+            return error
+        known |= new
+        return None
 
     def _histograms(self, records: Records, row: int, there: Sequence[tuple[int, SlotKey]]) -> None:
         if records.counts is None or records.ranges is None:

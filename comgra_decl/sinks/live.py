@@ -20,9 +20,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from comgra_decl.bins import Spacing
-from comgra_decl.errors import SelectionError
+from comgra_decl.errors import SelectionError, shown
 from comgra_decl.records import AUTOMATIC, ScalarBatch, SlotInfo, StepBatch
 from comgra_decl.store.copying import copy_run
+from comgra_decl.store.last_seen import remove_last_seen
 
 from .api import About, Moment, Sink
 from .feed import Feed, Metrics, Records
@@ -236,6 +237,7 @@ class LiveSink:
             with TemporaryDirectory(prefix="comgra-") as folder:
                 copied = Path(folder, "run")
                 copy_run(self._about.path, copied, compact=True)
+                remove_last_seen(copied)  # the run itself still has it, because it is being closed
                 sink.artifact(copied)
         except Exception as error:  # noqa: BLE001  (the run itself is complete)
             _warn(
@@ -276,7 +278,7 @@ class LiveSink:
             for structure in batch.new_structures:
                 at = Moment(*_first(batch))
                 sink.graph(at, graph_of(structure, feed.slots))
-            feed.records(
+            refused = feed.records(
                 Records(
                     [Moment(info.step, info.time) for info in batch.steps],
                     [info.type for info in batch.steps],
@@ -286,6 +288,8 @@ class LiveSink:
                     batch.ranges,
                 )
             )
+            for type_, error in refused.items():
+                _warn(f"{self.name} receives no series of {shown(type_)}: {error}")
             for info, values in zip(batch.steps, batch.values, strict=False):  # or no values at all
                 feed.pictures(Moment(info.step, info.time), values)
             if FINDINGS in batch.documents:

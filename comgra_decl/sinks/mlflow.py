@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,9 @@ class MlflowSink:
     MLflow replaces infinite numbers by the largest finite ones, and some of its stores drop NaN.
     Such numbers are therefore not sent as metrics but listed in the artifact `comgra/left_out.json`
     as (name, step, "nan", "inf" or "-inf"), the first 10,000 of them. Names that MLflow does not
-    accept are encoded; see `naming.decoded`.
+    accept are encoded; see `naming.decoded`. Settings whose names are longer than MLflow allows are
+    not sent, values that are too long are cut and end with an ellipsis, and both are listed in
+    `comgra/left_out.json` in full.
 
     Args:
         uri: the tracking URI; None: as MLflow is set up.
@@ -64,6 +66,7 @@ class MlflowSink:
         self._nonfinite_count = 0
         self._texts: Counter[tuple[str, int]] = Counter()
         self._omitted: dict[str, int] = {}
+        self._settings: dict[str, str] = {}  # what is too long for a parameter
 
     def begin(self, about: About) -> None:
         """Create the run, unless the program has one; writes the settings and the run's path."""
@@ -75,14 +78,22 @@ class MlflowSink:
             started = int(about.started * 1000)
             run = self._client.create_run(experiment, start_time=started, run_name=about.name)
             self._id = run.info.run_id
-            params = [
-                self._entities.Param(encoded(key, _ALLOWED)[:_LONGEST], str(value)[:_LONGEST_VALUE])
-                for key, value in about.settings.items()
-            ]
+            params = [*self._parameters(about.settings)]
             for first in range(0, len(params), _AT_ONCE_PARAMS):
                 part = params[first : first + _AT_ONCE_PARAMS]
                 self._client.log_batch(self._id, params=part)
         self._client.set_tag(self._id, LINK, about.path)
+
+    def _parameters(self, settings: Mapping[str, Any]) -> Iterator[Any]:
+        """Yield the settings as MLflow's parameters; note those that do not fit."""
+        for key, value in settings.items():
+            name, text = encoded(key, _ALLOWED), str(value)
+            if len(name) > _LONGEST or len(text) > _LONGEST_VALUE:
+                self._settings[key] = text
+            if len(text) > _LONGEST_VALUE:
+                text = text[: _LONGEST_VALUE - 1] + "\N{HORIZONTAL ELLIPSIS}"
+            if len(name) <= _LONGEST:  # a name that is cut could be that of another setting
+                yield self._entities.Param(name, text)
 
     @property
     def link(self) -> dict[str, str]:
@@ -137,11 +148,12 @@ class MlflowSink:
         client, self._client = self._client, None
         if client is None:
             return
-        if self._nonfinite or self._omitted:
+        if self._nonfinite or self._omitted or self._settings:
             content = {
                 "nonfinite": self._nonfinite,
                 "nonfinite_count": self._nonfinite_count,
                 "too_long": self._omitted,
+                "settings": self._settings,
             }
             client.log_text(self._id, json.dumps(content, indent=1), "comgra/left_out.json")
         if self._own:

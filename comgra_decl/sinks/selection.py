@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ class Selection:
         passes: "forward", "grad", ...; empty for all.
         statistics: names such as "std" or, for another aggregate over the batch, "l2.abs_max";
             empty for the usual ones.
-        series: the largest number of series.
+        series: the largest number of series. A statistic has a series for each type of execution.
         histograms: whether to send the histograms of the selected tensors.
         pictures: whether to send pictures, previews and what the program shows.
         in_spec: whether it is part of a spec, so that messages propose YAML instead of options of
@@ -62,8 +62,19 @@ class Selection:
         wanted = self.statistics or [name for name in USUAL if name in stored] or stored
         return [_column(name, stored) for name in wanted]
 
-    def chosen(self, slots: Sequence[SlotInfo], stored: Sequence[str]) -> list[SlotInfo]:
+    def chosen(
+        self,
+        slots: Sequence[SlotInfo],
+        stored: Sequence[str],
+        types: Mapping[int, Collection[str]] | None = None,
+    ) -> list[SlotInfo]:
         """Return the selected tensors.
+
+        Args:
+            slots: all tensors.
+            stored: the statistics of the run.
+            types: the types of execution in which each tensor occurs, by id; a tensor has series of
+                its own in each. One if they are unknown.
 
         Raises:
             SelectionError: they have more series than `series`; the message proposes a selection.
@@ -72,14 +83,18 @@ class Selection:
             return []
         found = [slot for slot in slots if self._has(slot)]
         statistics = len(self.columns(stored))
-        count = len(found) * statistics
+        numbers = {slot.id: max(1, len((types or {}).get(slot.id, ()))) for slot in found}
+        count = sum(numbers.values()) * statistics
         if count > self.series:
-            proposal = self._proposal(found, stored)
+            proposal = self._proposal(found, stored, numbers)
+            several = {name for slot in found for name in (types or {}).get(slot.id, ())}
+            within = f", in {' and '.join(sorted(several))}," if len(several) > 1 else ""
             some = "" if proposal is None else f"Select some, such as {proposal}; "
             metrics, more = self._written(nodes=""), self._written(series=count)
             use = "use" if some else "Use"
             raise SelectionError(
-                f"{len(found):,} tensors with {statistics} statistics each are {count:,} series, "
+                f"{len(found):,} tensors with {statistics} statistics each{within} are {count:,} "
+                "series, "
                 f"but at most {self.series:,} are sent. {some}{use} {metrics} for metrics and "
                 f"findings only; or raise the limit with {more}."
             )
@@ -108,9 +123,13 @@ class Selection:
             return False
         return self.nodes is None or (self.nodes != "" and matches(self.nodes, key.node))
 
-    def _proposal(self, found: Sequence[SlotInfo], stored: Sequence[str]) -> str | None:
+    def _proposal(
+        self, found: Sequence[SlotInfo], stored: Sequence[str], numbers: Mapping[int, int]
+    ) -> str | None:
         """Return the largest simple selection of these tensors within the limit, with its size."""
-        tensors = Counter((slot.key.node, slot.key.pass_) for slot in found)
+        tensors: Counter[tuple[str, str]] = Counter()
+        for slot in found:
+            tensors[slot.key.node, slot.key.pass_] += numbers[slot.id]
         best, most = None, 0
         for each in self._simpler(list(dict.fromkeys(node for node, _ in tensors)), stored):
             here = sum(count for key, count in tensors.items() if each.includes(*key))

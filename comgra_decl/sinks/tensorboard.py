@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -148,15 +149,19 @@ def _set(field: Any, value: Any) -> None:
         field.string_value = str(value)
 
 
+_SPECIAL = re.compile(r"[ :/]")
+
+
 def _graph_def(graph: Graph) -> Any:
     graph_def = needed("tensorboard.compat.proto.graph_pb2", EXTRA).GraphDef
     node_def = needed("tensorboard.compat.proto.node_def_pb2", EXTRA).NodeDef
     versions = needed("tensorboard.compat.proto.versions_pb2", EXTRA).VersionDef(producer=22)
     attr = needed("tensorboard.compat.proto.attr_value_pb2", EXTRA).AttrValue
     shapes = needed("tensorboard.compat.proto.tensor_shape_pb2", EXTRA).TensorShapeProto
+    names = _scoped([node.name for node in graph.nodes])
     sources: dict[str, list[str]] = {}
     for edge in graph.edges:
-        sources.setdefault(edge.sink, []).append(_scoped(edge.source))
+        sources.setdefault(edge.sink, []).append(names[edge.source])
     nodes = []
     for node in graph.nodes:
         attributes = {"kind": attr(s=node.kind.encode())}
@@ -170,7 +175,7 @@ def _graph_def(graph: Graph) -> Any:
             attributes["_output_shapes"] = attr(list=attr.ListValue(shape=[shape]))
         nodes.append(
             node_def(
-                name=_scoped(node.name),
+                name=names[node.name],
                 op=node.label,
                 input=sources.get(node.name, []),
                 attr=attributes,
@@ -179,6 +184,29 @@ def _graph_def(graph: Graph) -> Any:
     return graph_def(node=nodes, versions=versions)
 
 
-def _scoped(name: str) -> str:
-    """Return a path in TensorBoard's form; it gives spaces and colons a meaning of its own."""
-    return name.replace("/", "|").replace(".", "/").replace(" ", "_").replace(":", "_")
+def _scoped(names: list[str]) -> dict[str, str]:
+    """Return paths in TensorBoard's form, each of them different.
+
+    TensorBoard gives spaces, colons and slashes a meaning of its own, so they are replaced. If this
+    makes a name, or a part that other names share, equal to another one, it is numbered: `a_b` and
+    `a b` become `a_b` and `a_b_2`.
+    """
+    paths = {"": ""}
+    taken: set[str] = set()
+    for name in sorted(names, key=lambda name: len(_SPECIAL.findall(name))):  # stable
+        for end in (found.start() for found in re.finditer(r"\.|$", name)):
+            above, _, part = name[:end].rpartition(".")
+            if name[:end] in paths:
+                continue
+            text = path = "/".join(filter(None, (paths[above], _SPECIAL.sub(_replacement, part))))
+            number = 1
+            while path in taken:
+                number += 1
+                path = f"{text}_{number}"
+            taken.add(path)
+            paths[name[:end]] = path
+    return {name: paths[name] for name in names}
+
+
+def _replacement(found: re.Match[str]) -> str:
+    return "|" if found[0] == "/" else "_"

@@ -19,6 +19,7 @@ from comgra_decl.spec.expressions import Written, recalled, unresolved
 from comgra_decl.spec.model import KeyPath, Spec
 from comgra_decl.spec.plain import Plain
 from comgra_decl.spec.problems import explain
+from comgra_decl.spec.rules import secret_in
 from comgra_decl.spec.yaml_text import read_yaml_text
 
 PRESET_FOLDER = Path(__file__).parents[1] / "configs" / "comgra"
@@ -72,7 +73,7 @@ def load_spec(
         lines = explain(error, Spec, content)
         problems += [line for line in lines if line.partition(": ")[0] not in refused]
     problems += further(content)
-    problems += _of_passwords(content, found)
+    problems += _of_secrets(content, found)
     problems[:0] = [f"{path}: {why}" for path, why in refused.items()]
     if problems or spec is None:
         raise SpecError(dict.fromkeys(problems))
@@ -81,16 +82,23 @@ def load_spec(
     return spec.with_expressions(found) if found else spec
 
 
-def _of_passwords(content: Mapping[str, Any], found: Mapping[KeyPath, object]) -> list[str]:
-    """Return a problem if the spec contains a password in plain text."""
-    path: KeyPath = ("on_finding", "notify", "email", "password")
-    value: Any = content
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    if value is None or path in found:
-        return []
-    why = "must come from the environment, such as `${oc.env:NAME}`"
-    return [f"comgra.{'.'.join(map(str, path))}: {why}"]
+def _of_secrets(content: Mapping[str, Any], found: Mapping[KeyPath, object]) -> list[str]:
+    """Return a problem for each password, and each URL with a secret, that is in plain text."""
+    problems = []
+    for key in ("email", "password"), ("url",), ("slack",):
+        path: KeyPath = ("on_finding", "notify", *key)
+        value: Any = content
+        for name in path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if path in found or not isinstance(value, str):
+            continue
+        part = "the password" if "password" in key else secret_in(value, webhook="slack" in key)
+        if part is not None:
+            problems.append(
+                f"comgra.{'.'.join(map(str, path))}: {part} must come from the environment; use an "
+                "expression such as `${oc.env:NAME}`"
+            )
+    return problems
 
 
 def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:

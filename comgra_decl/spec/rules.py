@@ -6,8 +6,12 @@ is recorded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import Annotated, Any, Literal
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
@@ -58,6 +62,39 @@ Address = Annotated[str, Field(pattern=r"^(https?://|\$\{)")]
 _Text = Annotated[str, Field(min_length=1)]
 
 
+_TOKEN = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w.+=-]{16,}")
+"""A long word of letters and digits."""
+
+_NOT_SAVED = "(not saved)"
+"""What a stored spec contains in place of a path."""
+
+
+def secret_in(url: str, *, webhook: bool) -> str | None:
+    """Return which part of a URL gives access to whoever knows it; None if there is none.
+
+    Nobody else can use a URL of this machine itself (`localhost` and loopback addresses).
+
+    Args:
+        url: the URL.
+        webhook: whether any path gives access, as for Slack's incoming webhooks.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    with suppress(ValueError):  # a name
+        if ip_address(host).is_loopback:
+            return None
+    if host == "localhost" or host.endswith(".localhost"):
+        return None
+    if parts.username or parts.password:
+        return "a URL with a login"
+    if parts.query:
+        return "a URL with a query"
+    words = [word for word in unquote(parts.path).split("/") if word not in ("", _NOT_SAVED)]
+    if (webhook and words) or any(_TOKEN.fullmatch(word) for word in words):
+        return "a URL with a token in its path"
+    return None
+
+
 class EmailSpec(SpecModel):
     """Sends e-mails by SMTP."""
 
@@ -102,11 +139,12 @@ class NotifySpec(SpecModel):
 
     url: Address | None = None
     """A URL that receives each finding as JSON in a POST request. The run stores the server, but
-    neither path, query nor login; of `${oc.env:NAME}`, only the expression."""
+    neither path, query nor login; of `${oc.env:NAME}`, only the expression. A URL with a login, a
+    query or a token in its path must be such an expression, unless its host is this machine."""
 
     slack: Address | None = None
     """The URL of an incoming webhook of Slack, or of a service that accepts the same JSON:
-    `{"text": ...}`. Stored like `url`."""
+    `{"text": ...}`. Stored like `url`. Any path counts as a token."""
 
     email: EmailSpec | None = None
     """E-mails; null for none."""

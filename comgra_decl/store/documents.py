@@ -88,6 +88,14 @@ _POST_MORTEM: Form = {
             "traceback": str,
         }
     ],
+    "ended?": [
+        {
+            "operation": str,
+            "node": str | None,
+            "after": str | None,
+            "output": (None, _TENSOR),
+        }
+    ],
     "unused": [str],
     "stack": [_LINE],
     "memory": {str: _NUMBER | None},

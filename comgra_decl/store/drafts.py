@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 
 from comgra_decl.errors import ComgraError, StoreError
@@ -24,6 +25,8 @@ _RANDOM = "[a-z0-9_]{8}"
 def drafted(target: Path, kind: str) -> Iterator[Path]:
     """Yield an empty folder next to `target` and remove it afterwards, unless it was renamed.
 
+    Folders above the target that are created for it are removed too if they remain empty.
+
     Args:
         target: folder to create.
         kind: label of the operation: "copying", "exporting".
@@ -32,6 +35,7 @@ def drafted(target: Path, kind: str) -> Iterator[Path]:
         StoreError: the folder is not writable, or the block raises an OSError.
     """
     prefix = f".{kind}-{target.name}-"
+    created = [*takewhile(lambda folder: not folder.exists(), target.parents)]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _sweep(target.parent, prefix)
@@ -47,6 +51,9 @@ def drafted(target: Path, kind: str) -> Iterator[Path]:
         raise StoreError(f"cannot write {str(target)!r}: {error}") from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+        with suppress(OSError):  # one is not empty
+            for folder in created:
+                folder.rmdir()
 
 
 def _sweep(folder: Path, prefix: str) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from comgra_decl.cli.agents import _POINTS, LIMIT, SERIES_LIMIT, Agent, _extremes, server
+from comgra_decl.cli.agents import (
+    _POINTS,
+    LIMIT,
+    SERIES_LIMIT,
+    Agent,
+    _extremes,
+    server,
+    wrong_arguments,
+)
 from comgra_decl.errors import PlanError, UnknownNameError
 from comgra_decl.query import open_run
 from comgra_decl.records import ScalarBatch
@@ -126,26 +134,55 @@ def test_a_wrong_name_is_answered_with_a_near_one(root: Path, question: Any, mes
         question(Agent(root))
 
 
+@pytest.mark.parametrize(
+    ("tool", "arguments", "message"),
+    [
+        ("series", {}, "node is missing. Arguments: node (required), statistic, run, "),
+        ("series", {"metric": "loss"}, "there is no argument 'metric'. node is missing. "),
+        ("series", {"metric": "loss"}, 'or of a metric if node is "metrics".'),
+        ("series", {"nod": "head"}, "there is no argument 'nod'; did you mean 'node'?"),
+        ("series", {"node": 3}, "node must be a text, got 3."),
+        ("row", {"step": "last"}, "step must be an integer, got 'last'."),
+        ("list_runs", {"root": "x"}, "Arguments: none. list_runs: List the newest runs"),
+    ],
+)
+def test_wrong_arguments_are_named_with_the_valid_ones(
+    root: Path, tool: str, arguments: dict[str, Any], message: str
+) -> None:
+    said = wrong_arguments(getattr(Agent(root), tool), arguments)
+    assert said is not None
+    assert message in said
+
+
+def test_right_arguments_are_accepted(root: Path) -> None:
+    agent = Agent(root)
+    assert wrong_arguments(agent.series, {"node": "head", "run": "a"}) is None
+    assert wrong_arguments(agent.row, {"step": "3"}) is None
+
+
 def test_the_clients_of_the_sdk_list_call_and_see(root: Path) -> None:
     mcp = pytest.importorskip("mcp")
     anyio = pytest.importorskip("anyio")
 
-    async def talk() -> tuple[Any, Any, Any, Any]:
+    async def talk() -> tuple[Any, Any, Any, Any, Any]:
         async with mcp.Client(server(root)) as client:
             return (
                 await client.list_tools(),
                 await client.call_tool("series", {"node": "head", "run": "a"}),
                 await client.call_tool("series", {"node": "haed"}),
                 await client.call_tool("picture", {"name": "likeness", "run": "a"}),
+                await client.call_tool("series", {"metric": "loss"}),
             )
 
-    tools, series, wrong, picture = anyio.run(talk)
+    tools, series, wrong, picture, refused = anyio.run(talk)
     assert {tool.name for tool in tools.tools} >= {"list_runs", "findings", "series", "picture"}
     assert all(tool.description for tool in tools.tools)
     assert series.content[0].text == Agent(root).series("head", run="a")
     assert wrong.is_error
     assert "did you mean 'head'" in wrong.content[0].text
     assert picture.content[0].mime_type == "image/png"
+    assert refused.is_error
+    assert refused.content[0].text.startswith("there is no argument 'metric'. node is missing.")
 
 
 PROGRAM = """

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import typer
 
+import comgra_decl as comgra
 from comgra_decl.cli.commands import register
 from comgra_decl.cli.printing import shortened
 from comgra_decl.records import (
@@ -44,9 +45,9 @@ OTHERS = {
     "profile": "shortened, but this run has no profiled steps",
     "memory": "shortened, but this run has no measured steps",
     "plot": "two paths, whatever the run",
-    "edit": "one sentence per changed parameter",
+    "edit": "shortened",
     "import": "shortened, as `ls` is",
-    "harvest": "one number per harvested module",
+    "harvest": "shortened",
 }
 
 
@@ -182,6 +183,52 @@ def test_lists_and_counts_in_short_lists_are_cut() -> None:
     left = cut["left_out"]
     assert left["tensors[0].classes"] == 1000 - len(cut["tensors"][0]["classes"])
     assert left["tensors[1].values"] == 1000 - len(cut["tensors"][1]["values"])
+
+
+def test_long_texts_are_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with comgra.trace("light", root=tmp_path, group="g", name="n"):
+        for letter in "abc":
+            comgra.note(letter * 60_000)
+    assert done("show", str(tmp_path / "g" / "n"), "--json") == 0
+    out = capsys.readouterr().out
+    assert len(out.encode()) <= MOST + 1
+    told = json.loads(out)
+    for at, note in enumerate(told["notes"]):
+        kept = note["text"].removesuffix("\N{HORIZONTAL ELLIPSIS}")
+        assert kept == "abc"[at] * len(kept)
+        assert len(kept) + told["left_out"][f"notes[{at}].text"] == 60_000
+    assert len(told["notes"]) == 3
+
+
+def test_a_copy_tells_what_it_does_not_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "run", 0)
+    (tmp_path / "run" / "links").mkdir()
+    for number in range(800):
+        (tmp_path / "run" / "links" / f"link{number}").symlink_to("/nowhere")
+    assert done("cp", str(tmp_path / "run"), str(tmp_path / "copy"), "--json") == 0
+    out = capsys.readouterr().out
+    assert len(out.encode()) <= MOST + 1
+    told = json.loads(out)
+    assert len(told["left_out"]) + told["not_shown"]["left_out"] == 800
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"text": "x" * 100_000, "texts": ["y" * 30_000] * 40},
+        {"rows": [{"text": "z" * 3_000, "list": [{"deep": ["w" * 900] * 9}] * 9}] * 200},
+        {f"field{i}": {f"name{j}": "v" * 90 for j in range(400)} for i in range(20)},
+        {f"field{i}": [["u" * 100] * 5] * 5 for i in range(20)},
+    ],
+    ids=["texts", "rows", "mappings", "nested lists"],
+)
+def test_whatever_the_content_the_json_is_short(content: dict[str, Any]) -> None:
+    found = shortened(content)
+    assert len(json.dumps(found, indent=2)) <= MOST
+    assert [*found] == [*content, "left_out"]
+    assert found["left_out"]
 
 
 def test_ls_keeps_the_newest_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,6 +67,7 @@ def test_other_formats_and_the_answer_as_json(
             "path": str(tmp_path / name),
             "source": str(open_run(run).path),
             "view": "graph",
+            "left_out": {},
         }
         assert (tmp_path / name).read_bytes().lstrip()[: len(magic)] == magic
 

@@ -61,9 +61,20 @@ def test_dead(traced):
     traced.assert_healthy(ignore=sorted(rules))
     with pytest.raises(ValueError, match="severity must be one of"):
         traced.assert_healthy(severity="fatal")
+    with pytest.raises(KeyError, match="no rule 'dead_unts'; did you mean 'dead_units'"):
+        traced.assert_healthy(ignore=["dead_unts"])
     with pytest.raises(pytest.fail.Exception, match="0/bias/forward left its range at step 0"):
         traced.assert_keeps("contract.yaml")
     traced.assert_healthy()
+
+
+def test_an_error_in_the_block(traced):
+    with pytest.raises(ZeroDivisionError), traced(SPEC):
+        trained(0.0)
+        1 / 0
+    assert traced.run.state == "failed"
+    assert "ZeroDivisionError" in traced.run.ending.headline
+    assert len(traced.run.steps) == 24
 
 
 def test_forgotten(traced):
@@ -94,7 +105,7 @@ def test_a_dead_network_fails_with_the_rule_and_its_healthy_twin_passes(
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # modules imported before
     done = forked(pytester.path, "-m", "pytest", *options)
     lines = done.stdout.splitlines()
-    assert pytest.RunResult.parse_summary_nouns(lines) == {"passed": 1, "failed": 4}
+    assert pytest.RunResult.parse_summary_nouns(lines) == {"passed": 2, "failed": 4}
     broken = ("dead", "forgotten", "nothing_recorded", "the_second_time_disabled")
     for name in (f"test_{each}" for each in broken):
         assert f"FAILED test_training.py::{name}" in done.stdout

@@ -101,6 +101,36 @@ def test_numbers_are_those_of_numpy(drawn: Drawn) -> None:
     assert found.classes == {}
 
 
+@pytest.mark.parametrize("channels", [2, 5, 6])
+@pytest.mark.parametrize("width", [4, 3])
+def test_channels_of_a_convolution_are_second(channels: int, width: int) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(24, channels, 8, width) + torch.arange(channels).view(-1, 1, 1) * 10
+    model = nn.Sequential(nn.Conv2d(channels, 2, 3), nn.Flatten(), nn.LazyLinear(1))
+    model(images)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def program() -> None:
+        for batch in images.split(12):
+            model(batch).square().mean().backward()
+            optimizer.step()
+
+    found = drawn_from(program)
+    ((label, batches),) = found.tensors.items()
+    means = [
+        mean for mean, _ in summary(label, batches, convolved=label in found.convolved).channels
+    ]
+    assert means == pytest.approx(images.mean((0, 2, 3)).tolist(), rel=1e-5)
+
+
+def test_channels_are_last_if_only_the_last_axis_can_be_one() -> None:
+    last = np.random.default_rng(0).random((12, 8, 6, 3))
+    assert np.array(summary("x", [last]).channels)[:, 0] == pytest.approx(last.mean((0, 1, 2)))
+    second = last.reshape(12, 6, 6, 4)
+    assert len(summary("x", [second]).channels) == 4
+    assert len(summary("x", [last.reshape(12, 6, 8, 3)[:, :, :3]]).channels) == 6
+
+
 def test_classes_are_counted(drawn: Drawn) -> None:
     found = summary("y", drawn.tensors["target of cross_entropy"])
     assert found.classes == {0: 2, 1: 2, 2: 4}

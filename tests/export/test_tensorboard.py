@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.errors import MissingPackageError, SelectionError
@@ -59,6 +60,20 @@ def test_every_statistic_is_equal_to_the_bit_with_its_step_and_time(run: Run, lo
     passes = [(of, type_) for of in set(run.slots["pass"]) for type_ in run.types]
     there = [run.heat("nonfinite", of=of, type=type_).notna().any().sum() for of, type_ in passes]
     assert found == sum(there) * len(SELECTED.statistics)
+
+
+def test_series_of_evaluations_count_too(run: Run, tmp_path: Path) -> None:
+    every = Selection(statistics=("mean",), series=100_000)
+    tags = read(export_run(run, tmp_path / "all", "tensorboard", selection=every)).Tags()["scalars"]
+    number = sum(not tag.startswith("metrics") for tag in tags)
+    assert any(" (eval)/" in tag for tag in tags)
+    just = replace(every, series=number)
+    export_run(run, tmp_path / "just", "tensorboard", selection=just)
+    with pytest.raises(SelectionError, match=f"in eval and train, are {number} series, but at"):
+        export_run(
+            run, tmp_path / "less", "tensorboard", selection=replace(just, series=number - 1)
+        )
+    assert not (tmp_path / "less").exists()
 
 
 def check_statistics(run: Run, logs: Any) -> int:
@@ -116,6 +131,30 @@ def test_the_graph_has_the_runs_nodes_edges_and_classes(run: Run, logs: Any) -> 
     assert (
         tuple(dim.size for dim in shape.dim) == run.slots.query("node == 'head'")["shape"].iloc[0]
     )
+
+
+def test_nodes_whose_names_tensorboard_would_write_alike_stay_apart(tmp_path: Path) -> None:
+    inner = nn.ModuleDict({"a b": nn.Linear(2, 2), "a_b": nn.Linear(2, 2), "a:b": nn.Tanh()})
+    other = nn.ModuleDict({"a_b": nn.Linear(2, 2)})
+    model = nn.ModuleDict({"x y": inner, "x_y": other})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with comgra.trace("debug", root=tmp_path, group="g", name="n"):
+        hidden = torch.ones(3, 2)
+        for part in (*inner.values(), *other.values()):
+            hidden = part(hidden)
+        hidden.sum().backward()
+        optimizer.step()
+    run = comgra.open_run(tmp_path / "g" / "n")
+    logs = read(export_run(run, tmp_path / "logs", "tensorboard"))
+    nodes = {node.name: {*node.input} for node in logs.Graph().node}
+    names = {
+        "x y.a b": "x_y_2/a_b_2", "x y.a_b": "x_y_2/a_b", "x y.a:b": "x_y_2/a_b_3",
+        "x_y.a_b": "x_y/a_b",
+    }  # fmt: skip
+    assert set(names.values()) <= nodes.keys()
+    assert len(nodes) == len({name for edge in run.edges() for name in edge})
+    for source, sink in run.edges():
+        assert names.get(source, source) in nodes[names.get(sink, sink)]
 
 
 def test_settings_are_hyperparameters_of_the_same_run(run: Run, logs: Any) -> None:
@@ -177,8 +216,8 @@ def test_labels_are_utf_8_and_no_more_values_are_read_than_written(
 
 
 def test_too_many_series_are_refused_with_a_selection_that_works(run: Run, tmp_path: Path) -> None:
-    count = len(run.slots) * 3
-    with pytest.raises(SelectionError, match=rf"{count} series, but at most 20 are sent") as caught:
+    tensors = f"{len(run.slots)} tensors with 3 statistics each, in eval and train, are "
+    with pytest.raises(SelectionError, match=rf"{tensors}\d+ series, but at most 20") as caught:
         export_run(run, tmp_path / "out", "tensorboard", selection=Selection(series=20))
     assert list(tmp_path.iterdir()) == []
     options = str(caught.value).partition("such as ")[2].partition(" (")[0].split()
@@ -191,7 +230,7 @@ def test_too_many_series_are_refused_with_a_selection_that_works(run: Run, tmp_p
     )
     found = read(export_run(run, tmp_path / "out", "tensorboard", selection=proposed)).Tags()
     series = {tag for tag in found["scalars"] if not tag.startswith("metrics")}
-    assert 0 < len({tag.replace(" (eval)", "") for tag in series}) <= 20
+    assert 0 < len(series) <= 20
     metrics = replace(proposed, nodes="")
     alone = read(export_run(run, tmp_path / "alone", "tensorboard", selection=metrics)).Tags()
     assert {tag.partition("/")[0] for tag in alone["scalars"]} == {"metrics", "metrics (eval)"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import comgra_decl as comgra
 from comgra_decl.hooks import stalls
+from comgra_decl.hooks.loader_workers import loader_workers
 from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
@@ -112,6 +114,26 @@ def test_metrics_are_taken_without_code_and_kept_apart(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("always")
+def test_an_optimizer_that_never_steps_has_no_learning_rate(tmp_path: Path) -> None:
+    def program() -> None:
+        model = net(4, 1)
+        unused = torch.optim.Adam(model.parameters(), lr=1e-3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        later = torch.optim.SGD(model.parameters(), lr=0.25)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(3, 4)).mean().backward()
+            (optimizer if step < 2 else later).step()
+        assert unused.param_groups
+
+    run = traced(tmp_path, program, schedule={"first": 10})
+    values = run.kpis(automatic=True).query("name.str.startswith('lr')")
+    assert values.groupby("name")["value"].unique().map(list).to_dict() == {
+        "lr": [0.05],
+        "lr[1]": [0.25],
+    }
+
+
 def test_one_key_switches_them_off(tmp_path: Path) -> None:
     run = traced(tmp_path, two_groups, kpis={"automatic": False})
     assert set(run.kpis(automatic=True)["name"]) == {"loss"}
@@ -319,9 +341,10 @@ def test_a_leak_is_found_and_what_grows_is_named(tmp_path: Path) -> None:
     found = run.findings().set_index("rule")
     assert "growing_memory" in found.index
     message = str(found.loc["growing_memory", "message"])
-    assert "What grows is `losses in leaking (test_around.py)` (1 more per step)." in message
+    assert "What grows is `losses in leaking (test_around.py)` (1 more per step), " in message
     growing = run.kpis(automatic=True).query("name.str.startswith('growing/')")
     assert (growing["value"] == 1.0).all()
+    assert "`tensors with graphs made by MeanBackward0 after 2` (1 more per step)" in message
 
 
 @pytest.mark.usefixtures("always")
@@ -396,6 +419,83 @@ def test_a_stalled_worker_leaves_a_report_with_all_stacks(
     assert findings.loc["stalled_step", "first_step"] == ended[0]
 
 
+class Waiting(nn.Module):
+    """Its forward pass lasts until it is told to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+        self.began, self.may_end = threading.Event(), threading.Event()
+        self.inner.register_forward_pre_hook(self._wait)
+
+    def _wait(self, *_: object) -> None:
+        self.began.set()
+        assert self.may_end.wait(60)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_the_module_that_a_stalled_thread_computes_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Waiting())
+    waiting = model[1]
+    assert isinstance(waiting, Waiting)
+    thread = threading.Thread(target=model, args=(torch.ones(2, 4),), name="trainer")
+    thread.start()
+    assert waiting.began.wait(60)
+    told = stalls.stacks(lambda _: None)
+    waiting.may_end.set()
+    thread.join()
+    assert (
+        "trainer, in the forward pass of 1.inner (calls in progress: Sequential > 1 > 1.inner):"
+        in told
+    )
+
+
+class Slow(torch.utils.data.Dataset[Tensor]):
+    """Item 4 arrives only after a file has been written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, item: int) -> Tensor:
+        if item == 4:
+            (self.folder / "began").write_text(str(os.getpid()))
+            with (self.folder / "gate").open() as gate:  # a pipe: waits for a writer
+                gate.read()
+        return torch.full((2,), float(item))
+
+
+def test_the_states_of_the_workers_of_a_data_loader_are_reported(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    loader = iter(DataLoader(Slow(tmp_path), batch_size=2, num_workers=2))
+    next(loader), next(loader)
+    thread = threading.Thread(target=next, args=(loader,), name="trainer")
+    thread.start()
+    while not (tmp_path / "began").exists() or "waiting for data" not in (
+        doing := stalls.stacks(lambda _: None)
+    ):
+        assert thread.is_alive()
+    head, first, second = loader_workers()
+    (tmp_path / "gate").write_text("")
+    thread.join()
+    assert "trainer, waiting for data:" in doing
+    assert head == "DataLoader of Slow, workers; batch 2 is from worker 0:"
+    slow = (tmp_path / "began").read_text()
+    assert first.startswith(f"  worker 0, process {slow}: sleeping, ")
+    assert first.endswith("; has still to deliver batches 2")
+    assert second.startswith("  worker 1, process ")
+
+
+def test_without_loader_workers_none_are_reported() -> None:
+    loader = iter(DataLoader(Slow(Path()), batch_size=2))
+    next(loader)
+    assert loader_workers() == []
+
+
 def test_only_long_steps_outside_of_evaluations_stall() -> None:
     now, reports = [0.0], []
     watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
@@ -453,7 +553,7 @@ def growing() -> dict[str, float]:
     for step in range(100):
         kept.append(torch.ones(1))
         numbers.append(step)
-        found |= watch.look(step, step << 20)
+        found |= {gain.holder: gain.number for gain in watch.look(step, step << 20)}
     return found
 
 
@@ -461,6 +561,138 @@ def test_growth_needs_a_container_of_tensors_that_grows_with_the_steps() -> None
     assert growing() == {"kept in growing (test_around.py)": 1.0}
     steady = growth.Growth()
     assert not any(steady.look(step, 1 << 30) for step in range(50))
+
+
+class History:
+    """Keeps tensors where no variable of the program leads in one step."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Tensor] = {}
+
+
+class Chain:
+    """Keeps an output of each step in no container."""
+
+    def __init__(self, before: Chain | None, output: Tensor) -> None:
+        self.before, self.output = before, output
+
+
+class Keeping:
+    """A program that keeps something in each step, in a place that depends on the method."""
+
+    def __init__(self) -> None:
+        self.model: Any = net(4, 4, 1)
+        self.extra = nn.Linear(1, 1)
+        self.model.register_buffer("bank", torch.zeros(0))
+        self.model[0].cache = torch.zeros(0)
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+        self.optimizer.state[self.extra.bias] = {"kept": torch.zeros(0)}
+        self.histories = [[History()]]
+        self.bank, self.total = torch.zeros(0), torch.zeros(1)
+        self.chain: Chain | None = None
+        self.block = torch.zeros(1 << 16)
+
+    def nowhere(self, _: Tensor) -> None:
+        pass
+
+    def in_a_buffer(self, _: Tensor) -> None:
+        self.model.bank = torch.cat([self.model.bank, self.block])
+
+    def in_an_attribute(self, _: Tensor) -> None:
+        self.model[0].cache = torch.cat([self.model[0].cache, self.block])
+
+    def in_hooks(self, _: Tensor) -> None:
+        self.model[2].register_forward_hook(lambda *_: None)
+
+    def in_hooks_of_a_parameter(self, _: Tensor) -> None:
+        self.model[0].bias.register_hook(lambda _: None)
+
+    def in_the_optimizer(self, _: Tensor) -> None:
+        state = self.optimizer.state[self.extra.bias]
+        state["kept"] = torch.cat([state["kept"], self.block])
+
+    def in_a_variable(self, _: Tensor) -> None:
+        self.bank = torch.cat([self.bank, self.block])
+
+    def in_a_sum(self, output: Tensor) -> None:
+        self.total = self.total + output
+
+    def in_an_object(self, _: Tensor) -> None:
+        kept = self.histories[0][0].kept
+        kept[len(kept)] = self.block.clone()
+
+    def in_a_chain(self, output: Tensor) -> None:
+        self.chain = Chain(self.chain, output)
+
+    def train(self, keep: Callable[[Tensor], None]) -> dict[str, tuple[float, bool]]:
+        """Return what is found to grow."""
+        watch = growth.Growth()
+        found: dict[str, tuple[float, bool]] = {}
+        for step in range(80):
+            output = self.model(torch.ones(2, 4)).sum()
+            output.backward(retain_graph=True)
+            self.optimizer.step()
+            keep(output)
+            gains = watch.look(step, step << 20)
+            found |= {gain.holder: (gain.number, gain.in_bytes) for gain in gains}
+        return found
+
+
+QUARTER = (float(1 << 18), True)  # of a mebibyte
+ONE = (1.0, False)
+HERE = "Keeping.train (test_around.py)"
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        (Keeping.in_a_buffer, {"buffer bank of Sequential": QUARTER}),
+        (Keeping.in_an_attribute, {"attribute cache of 0": QUARTER}),
+        (Keeping.in_hooks, {"forward hooks of 2": ONE}),
+        (Keeping.in_hooks_of_a_parameter, {"hooks of parameter bias of 0": ONE}),
+        (Keeping.in_the_optimizer, {"states of Adam": QUARTER}),
+        (Keeping.in_a_variable, {f"self.bank in {HERE}": QUARTER}),
+        (Keeping.in_an_object, {"History.kept": ONE}),
+        (Keeping.in_a_chain, {"tensors with graphs made by SumBackward0 after 2": ONE}),
+        (Keeping.nowhere, {}),
+    ],
+    ids=lambda given: getattr(given, "__name__", ""),
+)
+def test_what_grows_outside_of_lists_is_named(
+    keep: Callable[[Keeping, Tensor], None], expected: dict[str, tuple[float, bool]]
+) -> None:
+    program = Keeping()
+    assert program.train(lambda output: keep(program, output)) == expected
+
+
+def test_a_running_sum_with_its_graph_is_named() -> None:
+    program = Keeping()
+    gains = program.train(program.in_a_sum)
+    number, in_bytes = gains[f"operations in the graph of self.total in {HERE}"]
+    assert not in_bytes
+    assert number == 8  # two sums; of each layer, a transposition, a product and a tanh
+
+
+@pytest.mark.usefixtures("always")
+def test_lists_of_tracing_itself_are_not_said_to_grow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = itertools.count()
+    monkeypatch.setattr(automatic, "host_bytes", lambda: next(readings) << 20)
+
+    def program() -> None:
+        model = net(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept = torch.ones(0)
+        for _ in range(160):
+            model(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+            kept = torch.cat([kept, torch.ones(1 << 16)])
+
+    names = traced(tmp_path, program).kpis(automatic=True)["name"]
+    grown = set(names[names.str.startswith("growing")])
+    assert len(grown) == 1
+    assert grown.pop().startswith("growing_bytes/kept in ")
 
 
 NUMBERS = range(200_000)

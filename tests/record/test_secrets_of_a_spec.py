@@ -196,10 +196,53 @@ def test_only_texts_are_stored_as_expressions(
     assert (notify.severity, notify.url) == ("error", EXPRESSION)
 
 
+SECRETS = [
+    ("url", "https://example.org/x?token=abc", "a URL with a query"),
+    ("url", "https://me:pw@example.org/x", "a URL with a login"),
+    ("url", "https://example.org/hooks/3f2b8c1e9a7d4f60", "a URL with a token in its path"),
+    ("slack", "https://hooks.slack.com/services/T0/B0/x", "a URL with a token in its path"),
+]
+
+
+@pytest.mark.parametrize(("key", "url", "what"), SECRETS, ids=lambda text: text[:16])
+def test_a_url_with_a_secret_must_come_from_the_environment(
+    key: str, url: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = _spec(tmp_path)
+    spec["on_finding"]["notify"] = {key: url}
+    with pytest.raises(SpecError) as raised:
+        load_spec(spec)
+    assert f"notify.{key}: {what} must come from the environment" in str(raised.value)
+    assert url not in str(raised.value)
+    monkeypatch.setenv("HOOK", url)
+    spec["on_finding"]["notify"] = {key: EXPRESSION}
+    assert load_spec(spec).on_finding.notify.model_dump()[key] == url  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "notify",
+    [
+        {"url": "https://hooks.example.org/training/runs"},
+        {"slack": "https://chat.example.org"},
+        {"url": HOOK},
+        {"slack": HOOK.replace("127.0.0.1", "localhost")},
+        {"url": "http://[::1]:8000/services/3f2b8c1e9a7d4f60"},
+    ],
+)
+def test_urls_without_secrets_and_of_this_machine_may_be_plain(
+    notify: dict[str, str], tmp_path: Path
+) -> None:
+    spec = _spec(tmp_path)
+    spec["on_finding"]["notify"] = notify
+    assert load_spec(spec).on_finding.notify is not None
+
+
 def test_a_password_must_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     email = {"host": "h", "to": "me@example.org", "user": "me", "password": "plain"}
     spec = {"on_finding": {"notify": {"email": email}}}
-    with pytest.raises(SpecError, match=r"email\.password: must come from the environment"):
+    with pytest.raises(
+        SpecError, match=r"email\.password: the password must come from the environment"
+    ):
         load_spec(spec)
     monkeypatch.setenv("PASSWORD", "from there")
     email["password"] = "${oc.env:PASSWORD}"

@@ -197,3 +197,32 @@ def test_the_transcripts_of_sorted_sounds_are_sorted_with_them(wrong: bool, tmp_
             optimizer.step()
 
     assert ("mispaired_rows" in found(tmp_path, program)) is wrong
+
+
+# -- pairs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["numbers", "codes"])
+@pytest.mark.parametrize("wrong", ["", "rows", "rate"])
+def test_targets_of_other_rows_are_told_from_a_model_that_does_not_learn(
+    kind: str, wrong: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    table = torch.randn(600, 5) if kind == "numbers" else torch.randint(0, 6, (600, 5))
+    labels = (table[:, 0] > (0 if kind == "numbers" else 2)).long()
+    model: nn.Module = nn.Linear(5, 2)
+    if kind == "codes":
+        model = nn.Sequential(nn.Embedding(6, 4), nn.Flatten(), nn.Linear(20, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6 if wrong == "rate" else 0.5)
+
+    def program() -> None:
+        for _ in range(60):
+            at = torch.randperm(600)[:32]
+            other = torch.randperm(600)[:32] if wrong == "rows" else at
+            loss = F.cross_entropy(model(table[at]), labels[other])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    rules = found(tmp_path, program, schedule={"first": 60})
+    assert ("unrelated_targets" in rules) is (wrong == "rows")

@@ -906,7 +906,7 @@ def test_observations_of_one_array_are_a_cause_and_no_consequence(tmp_path: Path
 
     model = mlp(4, 3)
     with torch.no_grad():
-        model[0].bias.fill_(-9.0)
+        [*model.parameters()][1].fill_(-9.0)
     findings = found(tmp_path, lambda: fit(model, loss, steps=20))
     assert findings["input_independence"].because is None
 

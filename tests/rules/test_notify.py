@@ -127,6 +127,37 @@ def test_the_end_waits_no_longer_than_stated(caplog: pytest.LogCaptureFixture) -
     assert "not all findings were delivered within 0 s" in caplog.text
 
 
+def test_a_place_that_hangs_delays_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    released, arrived = threading.Event(), threading.Event()
+
+    class Hanging(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            assert released.wait(60)
+
+    class Listener(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+            arrived.set()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with (
+        serving(socketserver.TCPServer(("127.0.0.1", 0), Hanging)) as hanging,
+        serving(HTTPServer(("127.0.0.1", 0), Listener)) as well,
+    ):
+        url, slack = (f"http://127.0.0.1:{port}" for port in (hanging, well))
+        messenger = Messenger(NotifySpec(url=url, slack=slack, timeout=60), pause=0.001)
+        messenger.send(CONTENT)
+        assert arrived.wait(60)
+        messenger.close(most=0.0)
+        released.set()
+    (said,) = [record.getMessage() for record in caplog.records if "within" in record.getMessage()]
+    assert said.startswith("comgra.on_finding.notify.url: not all findings were delivered")
+
+
 def test_slack_gets_a_text_without_markup() -> None:
     with web() as (url, got):
         sent(NotifySpec(slack=url))

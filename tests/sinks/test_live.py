@@ -60,6 +60,7 @@ class Memory:
         self.about: About | None = None
         self.copied: Any = None
         self.copy_state = ""
+        self.copied_files: set[str] = set()
         self.state: str | None = None
         self.where = "/log"
         self.before: Callable[[], object] = lambda: None
@@ -93,6 +94,7 @@ class Memory:
 
     def artifact(self, folder: Path) -> None:
         self.copied = comgra.open_run(folder).kpis()
+        self.copied_files = {path.name for path in folder.iterdir()}
         self.copy_state = comgra.open_run(folder).state
         if self.where == "/full":
             raise ConnectionError("the server is full")
@@ -181,6 +183,7 @@ def test_a_copy_of_the_finished_run_is_stored_on_request(
     assert run is not None
     assert sink.copy_state == sink.state == "finished"
     assert sink.copied.equals(run.kpis())
+    assert "last_seen.json" not in sink.copied_files  # which says that the process is alive
     failed = "trackio has no copy of the run (ConnectionError: the server is full)"
     assert (failed in caplog.text) == (where == "/full")
 
@@ -265,6 +268,35 @@ def test_a_selection_that_is_too_large_leaves_the_metrics(
     assert {name.partition("/")[0] for name in sink.numbers} == {"metrics"}
     (said,) = [r.getMessage() for r in caplog.records if "receives only metrics" in r.getMessage()]
     assert "at most 2 are sent" in said
+
+
+def test_series_of_evaluations_beyond_the_limit_are_left_out(
+    tmp_path: Path, sink: Memory, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    spec = {
+        "nodes": {"all": {"select": "**", "capture": ["output"]}},
+        "stats": ["mean", "std", "abs_max", "nonfinite"],
+        "sinks": [{"trackio": {"series": 4, "nodes": "Linear"}}],
+    }
+    with (
+        caplog.at_level(logging.WARNING, "comgra_decl"),
+        comgra.trace(spec, root=tmp_path, group="g"),
+    ):
+        for _ in range(5):
+            model.train()
+            model(torch.ones(6, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                model(torch.ones(6, 3))
+    series = {name for name in sink.numbers if not name.startswith("metrics")}
+    assert series == {f"Linear/output/forward/{name}" for name in ("mean", "std", "abs_max")}
+    assert len(sink.numbers["Linear/output/forward/mean"]) == 5
+    (said,) = [r.getMessage() for r in caplog.records if "no series of 'eval'" in r.getMessage()]
+    assert "are 6 series, but at most 4 are sent" in said
 
 
 def test_a_sink_that_fails_is_reported_once_and_switched_off(

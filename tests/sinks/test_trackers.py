@@ -85,6 +85,30 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {step for step in STEPS if any(f"+step+{step}+" in path for path in images)} == {*STEPS}
 
 
+def test_settings_that_are_too_long_for_mlflow_are_kept_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    from comgra_decl.sinks.mlflow import MlflowSink
+
+    monkeypatch.chdir(tmp_path)
+    uri = f"sqlite:///{tmp_path}/tracking.db"
+    long = "a" * 250
+    settings = {f"{long}.x": 1, f"{long}.y": 2, "text": "b" * 600, "fits": "c" * 500}
+    sink = MlflowSink(uri, experiment="e")
+    sink.begin(About("first", "g", "/runs/g/first", 1e9, settings, ("mean",)))
+    link = sink.link
+    sink.end("finished")
+    client = mlflow.MlflowClient(uri)
+    cut = "b" * 499 + "\N{HORIZONTAL ELLIPSIS}"
+    assert client.get_run(link["id"]).data.params == {"text": cut, "fits": "c" * 500}
+    folder = Path(client.download_artifacts(link["id"], "comgra", str(tmp_path)))
+    assert json.loads((folder / "left_out.json").read_text())["settings"] == {
+        f"{long}.x": "1", f"{long}.y": "2", "text": "b" * 600,
+    }  # fmt: skip
+
+
 def test_the_mlflow_run_that_the_program_has_active_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl.errors import ComgraError
 from comgra_decl.records import EARLIER_STEP, SlotKey
 from comgra_decl.viewer.graph.layout import GraphNode, Scene, box_of
 from comgra_decl.viewer.model.labels import order_of_operations, pass_label
@@ -160,7 +161,8 @@ def info_of(view: RunView, at: Selection, graph: Graph) -> str:
     if not at.node:
         return ""
     name = graph.name_of(at)
-    into = sum(sink == name for _, sink, _ in graph.edges)
+    inside = {node.name for node in graph.nodes if node.kind in ("parameter", "buffer")}
+    into = sum(sink == name and source not in inside for source, sink, _ in graph.edges)
     out = sum(source == name for source, _, _ in graph.edges)
     shown = next((node for node in graph.nodes if node.name == name), None)
     title = _title(view, name, at) if name in view.nodes else shown.title if shown else ""
@@ -169,17 +171,29 @@ def info_of(view: RunView, at: Selection, graph: Graph) -> str:
 
 
 def heat_of(
-    view: RunView, at: Selection, graph: Graph, *, scene: Scene, pass_: str
+    view: RunView,
+    at: Selection,
+    graph: Graph,
+    *,
+    scene: Scene,
+    pass_: str,
+    samples: tuple[int, ...] = (),
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return the paint of each box and the legend, for the selected statistic of one pass.
 
     A folded group shows the value of its own module or, if that is missing, the largest magnitude
-    inside the group. It is hatched if any value inside is NaN or infinite.
+    inside the group. It is hatched if any value inside is NaN or infinite. If `samples` are given,
+    nodes show the mean over these recorded samples, on the same scale.
     """
     whole = scale(view, at, pass_)
     values = node_values(view, at, graph, pass_)
+    if samples and at.step is not None:
+        values |= _values_of_samples(view, at, graph, pass_=pass_, samples=samples)
     paint = {box.id: _paint(box.members, values, whole) for box in scene.boxes}
-    return {box: p for box, p in paint.items() if p is not None}, _legend(at, pass_, whole)
+    legend = _legend(at, pass_, whole)
+    if samples:
+        legend["title"] += f" \u00b7 mean of {len(samples)} selected samples"
+    return {box: p for box, p in paint.items() if p is not None}, legend
 
 
 def _title(view: RunView, name: str, at: Selection) -> str:
@@ -205,6 +219,32 @@ def node_values(
             value = float(numbers[slot])
             values[node] = value, count > 0 or not math.isfinite(value)
     return values
+
+
+def _values_of_samples(
+    view: RunView, at: Selection, graph: Graph, *, pass_: str, samples: tuple[int, ...]
+) -> dict[str, tuple[float, bool]]:
+    """Return the mean over some samples for each node of which all of them were recorded."""
+    wide = at.wide
+    assert at.step is not None
+    step, type_ = at.step, at.type or None
+
+    def read() -> NDArray[np.float64]:
+        try:
+            return view.run.arrays.samples(step, wide.statistic, type=type_)
+        except ComgraError:  # a derived statistic has no samples
+            return np.full((0, 0), np.nan)
+
+    table = view.ever(("samples", step, at.type, wide.statistic), read)
+    known = [sample for sample in samples if sample < table.shape[1]]
+    means = table[:, known].mean(axis=1) if known else np.full(len(table), np.nan)
+    slots = painted_slots(view, at, graph, pass_)
+    there = {node: slot for node, slot in slots.items() if slot < len(means)}
+    return {
+        node: (float(means[slot]), not math.isfinite(means[slot]))
+        for node, slot in there.items()
+        if not np.isnan(means[slot])
+    }
 
 
 def painted_slots(view: RunView, at: Selection, graph: Graph, pass_: str) -> dict[str, int]:

@@ -20,6 +20,7 @@ from comgra_decl.viewer.model.numbers import MISSING, count, duration, number
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import log10, smoothed, thin
 from comgra_decl.viewer.palette import LINES
+from comgra_decl.visible import visible
 
 SMOOTHINGS = ("0", "0.1", "0.2", "0.3", "0.4", "0.5", "0.6", "0.7", "0.8", "0.9", "0.95", "0.97",
               "0.99", "0.995", "0.999")  # fmt: skip
@@ -426,8 +427,9 @@ def _cells(
 
 
 def _metric_columns(name: str, losses: Sequence[str]) -> list[tuple[str, str, bool]]:
-    last = (name, f"Last value of {name}", True)
-    return [last, (f"best {name}", f"Lowest value of {name}", True)] if name in losses else [last]
+    shown = visible(name)
+    last = (name, f"Last value of {shown}", True)
+    return [last, (f"best {name}", f"Lowest value of {shown}", True)] if name in losses else [last]
 
 
 def _worded(text: str) -> Cell:

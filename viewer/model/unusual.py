@@ -10,8 +10,8 @@ import numpy as np
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query.unusual import Floats
-from comgra_decl.viewer.model.graph import Graph, Scale, painted_slots
-from comgra_decl.viewer.model.numbers import signed
+from comgra_decl.viewer.model.graph import Graph, Scale, node_values, painted_slots
+from comgra_decl.viewer.model.numbers import MISSING, signed
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, slots_of
 from comgra_decl.viewer.palette import SCALE, signed_colour
@@ -27,20 +27,28 @@ OUTLIER, ENOUGH = 4.0, 8
 
 
 def paint_of(
-    view: RunView, at: Selection, graph: Graph, boxes: Iterable[tuple[str, tuple[str, ...]]]
+    view: RunView,
+    at: Selection,
+    graph: Graph,
+    boxes: Iterable[tuple[str, tuple[str, ...]]],
+    *,
+    samples: tuple[int, ...] = (),
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return the paint of each box and the legend.
 
     Shows the selected sample. If an aggregate is selected, shows each tensor's most unusual sample
-    with its number. A folded group shows the largest distance inside it.
+    with its number; only those in `samples`, if any are given. A folded group shows the largest
+    distance inside it.
 
     Args:
         view: The run.
         at: The selection; its statistic is compared.
         graph: The graph.
         boxes: Id of each box, and the nodes in it.
+        samples: Numbers of the samples to consider; all if empty.
     """
-    found = distances(view, at, graph)
+    found = distances(view, at, graph, samples=samples)
+    recorded = node_values(view, at, graph, "forward")
     paint: dict[str, dict[str, Any]] = {}
     for box, members in boxes:
         known = [found[name] for name in members if name in found]
@@ -50,8 +58,13 @@ def paint_of(
             fill = _SCALE.colour(min(max(away, -8.0), 8.0))
             text = f"{signed(away, digits=3)}{number}" if math.isfinite(away) else f"apart{number}"
             paint[box] = {"fill": fill, "text": text, "hatched": False}
+        elif any(name in recorded for name in members):
+            paint[box] = {"fill": _SCALE.colour(0.0), "text": MISSING, "hatched": False}
     few = _batch_size(view, at) < ENOUGH
-    return paint, _legend(at, "" if few else beginning(graph, found), few)
+    legend = _legend(at, "" if few else beginning(graph, found), few)
+    if samples and at.sample is None:
+        legend["title"] = f"among {len(samples)} selected samples: {legend['title']}"
+    return paint, legend
 
 
 def _batch_size(view: RunView, at: Selection) -> int:
@@ -62,8 +75,11 @@ def _batch_size(view: RunView, at: Selection) -> int:
     return view.shape(slot, at)[slot.batch_dim]
 
 
-def distances(view: RunView, at: Selection, graph: Graph) -> dict[str, tuple[int, float]]:
+def distances(
+    view: RunView, at: Selection, graph: Graph, *, samples: tuple[int, ...] = ()
+) -> dict[str, tuple[int, float]]:
     """Return the number and the distance of the shown sample at each node."""
+    shown = samples if at.sample is None else (at.sample,)
     wide = at.wide
     if at.step is None:
         return {}
@@ -79,8 +95,8 @@ def distances(view: RunView, at: Selection, graph: Graph) -> dict[str, tuple[int
     found: dict[str, tuple[int, float]] = {}
     for node, slot in painted_slots(view, at, graph, "forward").items():
         row = table[slot] if slot < len(table) else table[:0].ravel()
-        if at.sample is not None:
-            row = np.where(np.arange(len(row)) == at.sample, row, np.nan)
+        if shown:
+            row = np.where(np.isin(np.arange(len(row)), shown), row, np.nan)
         if not np.isnan(row).all():
             sample = int(np.nanargmax(np.abs(row)))
             found[node] = sample, float(row[sample])
@@ -103,5 +119,6 @@ def _legend(at: Selection, begins: str, few: bool) -> dict[str, Any]:
         "high": "8",
         "colors": [signed_colour(float(place)) for place in np.linspace(-1, 1, len(SCALE))],
         "help": "Distance from the mean of the other samples in the batch, in standard deviations "
-        "of those samples. Choose a sample under Batch.",
+        "of those samples. Choose a sample under Batch. \u2013: nothing to compare, because "
+        "there is one value for the batch, or all other samples have the same value.",
     }

@@ -35,7 +35,7 @@ class GraphPane(Pane):
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "batch", "statistic",
          "colour", "expanded", "looked", "pass_", "other", "other_step", "other_revision",
-         "between", "route"}
+         "between", "route", "brush"}
     )  # fmt: skip
 
     def build(self) -> Any:
@@ -103,16 +103,18 @@ class GraphPane(Pane):
             )  # fmt: skip
         elif shown.colour == unusual.UNUSUAL:
             changes["heat"], changes["legend"] = unusual.paint_of(
-                shown.view, shown.at, graph, ((box.id, box.members) for box in self._scene.boxes)
-            )
+                shown.view, shown.at, graph, ((box.id, box.members) for box in self._scene.boxes),
+                samples=shown.brush.samples,
+            )  # fmt: skip
         elif shown.colour == time_use.TIME:
             changes["heat"], changes["legend"] = time_use.paint_of(
                 shown.view, ((box.id, box.members) for box in self._scene.boxes)
             )
         elif shown.colour != "kind":
             changes["heat"], changes["legend"] = heat_of(
-                shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour
-            )
+                shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour,
+                samples=() if len(shown.brush.samples) < 2 else shown.brush.samples,
+            )  # fmt: skip
         self.view.put(**changes)
 
     def _path(self, shown: Shown, graph: Graph) -> list[str]:

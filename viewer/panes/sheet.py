@@ -58,7 +58,7 @@ section + section { padding-top: 8px !important; }
 class SheetPane(Pane):
     """Choices on the left, an image of the whole slice, and exact numbers on the right."""
 
-    reads: ClassVar = TENSOR | {"step", "batch", "pass_", "slicing", "order", "window"}
+    reads: ClassVar = TENSOR | {"step", "batch", "pass_", "slicing", "order", "window", "brush"}
 
     def build(self) -> Any:
         """Create the choices, the figure and the table."""
@@ -110,7 +110,8 @@ class SheetPane(Pane):
         else:
             window = window_of(tensor, self._slicing, shown.window)
             words = labels(shown.view, window.cells) if _spells(shown, tensor) else None
-            body, tokens = window_html(window, self._axes(), words=words)
+            brushed = shown.brush.samples if self._axes()[0] == "sample" else ()
+            body, tokens = window_html(window, self._axes(), words=words, brushed=brushed)
         self.picture.show(picture_of(tensor, self._slicing), key=(key, self._slicing))
         self.picture.frame.hover.name(named(shown.at))
         self.picture.label(*self._axes())

@@ -14,10 +14,15 @@ from comgra_decl.viewer.model.sheet import COLUMNS, LISTED, ROWS, Dim, Listing, 
 from comgra_decl.viewer.model.unrecorded import Unrecorded
 
 _DIGITS = 6
+_MARK = ' class="brushed"'
 
 
 def window_html(
-    window: Window, axes: tuple[str, str], *, words: NDArray[np.object_] | None = None
+    window: Window,
+    axes: tuple[str, str],
+    *,
+    words: NDArray[np.object_] | None = None,
+    brushed: tuple[int, ...] = (),
 ) -> tuple[str, list[str]]:
     """Return the cells with row and column numbers as HTML, and its messages.
 
@@ -25,12 +30,13 @@ def window_html(
         window: The cells [rows, columns].
         axes: Names of rows and columns.
         words: The token of each cell, if the values are ids of tokens.
+        brushed: Numbers of the rows to mark.
     """
     height, width = window.cells.shape
     moves, tokens = _moves(window)
     heads = "".join(f'<th scope="col">{window.column + i}</th>' for i in range(width))
     lines = "".join(
-        f'<tr><th scope="row">{window.row + i}</th>'
+        f'<tr{_MARK * (window.row + i in brushed)}><th scope="row">{window.row + i}</th>'
         f"{''.join(map(_cell, row, [None] * width if words is None else words[i]))}</tr>"
         for i, row in enumerate(window.cells)
     )

@@ -31,7 +31,7 @@ def command(
     if as_json:
         shown = [each._asdict() for each in found[: 10 * _SHOWN]]
         told = {"kept": not found, "breaches": len(found), "first": shown}
-        print_json(told, everything=False)
+        print_json(told)
     elif not found:
         print_line("The run keeps to the contract.")
     else:

@@ -51,6 +51,7 @@ def command(
     for name, why in left_out.items():
         sys.stderr.write(f"comgra-decl: {visible(name)} was not copied: {why}\n")
     if as_json:
-        print_json({"path": str(copy), "source": str(folder), "left_out": left_out})
+        content = {"path": str(copy), "source": str(folder), "left_out": left_out}
+        print_json(content, missing="not_shown")
     else:
         print_line(str(copy))

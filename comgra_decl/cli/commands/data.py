@@ -87,16 +87,17 @@ def _numbers(name: str, options: dict[str, str]) -> list[float]:
 def _show(drawn: Drawn, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from comgra_decl.cli.printing import print_json, shortened
+    from comgra_decl.cli.printing import print_json
     from comgra_decl.experiments.data import summary
     from comgra_decl.terminal import console
 
-    found = [summary(label, batches) for label, batches in drawn.tensors.items()]
+    found = [
+        summary(label, batches, convolved=label in drawn.convolved)
+        for label, batches in drawn.tensors.items()
+    ]
     if as_json:
         tensors = [asdict(each) for each in found]
-        print_json(
-            shortened({"batches": drawn.batches, "target": drawn.target, "tensors": tensors})
-        )
+        print_json({"batches": drawn.batches, "target": drawn.target, "tensors": tensors})
         return
     out = console()
     if not found:

@@ -24,7 +24,7 @@ def command(
     if as_json:
         content = {"runs": runs[::-1]}
         content = content if everything else shortened(content)
-        print_json({**content, "runs": content["runs"][::-1]})
+        print_json({**content, "runs": content["runs"][::-1]}, everything=True)
     elif not runs:
         print_line(f"There are no runs in {location(root)} yet.")
     else:

@@ -23,7 +23,7 @@ from comgra_decl.hooks.module_tree import in_training
 from comgra_decl.hooks.pytree import first_batch_size
 from comgra_decl.hooks.recursion import EveryCall
 from comgra_decl.hooks.scalars.growth import Growth
-from comgra_decl.records import AUTOMATIC, GROWING
+from comgra_decl.records import AUTOMATIC, GROWING, GROWING_BYTES
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.optimizers import Optimizers
@@ -194,8 +194,8 @@ class AutomaticMetrics:
             except Exception:  # it encounters every object of the program
                 self._growth = None  # only these metrics end, not tracing
                 return
-            for holder, number in grown.items():
-                self._tell(GROWING + holder, number)
+            for gain in grown:
+                self._tell((GROWING_BYTES if gain.in_bytes else GROWING) + gain.holder, gain.number)
 
     def _tell_times(self, times: dict[str, float], watch: Stopwatch, plain: float | None) -> None:
         for name, seconds in times.items():

@@ -1,23 +1,35 @@
 """Find out what keeps growing while a program's memory use grows from step to step.
 
-The objects of the program are counted only if its memory has grown steadily for some time: once,
-and again some steps later. A count takes about as long as a garbage collection.
+What the program holds is measured only if its memory has grown steadily for some time: once, and
+again some steps later. A measurement takes about as long as a garbage collection.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice, pairwise
-from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.optim import Optimizer
 
-from comgra_decl.hooks.frames import is_ours, variables
-from comgra_decl.hooks.objects import unfrozen_of
+from comgra_decl.hooks.frames import variables
+from comgra_decl.hooks.objects import referrers_of, unfrozen_of
 from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.scalars.holdings import (
+    Holdings,
+    holdings,
+    makers,
+    own_attributes,
+    place_of,
+    program_frames,
+)
+
+T = TypeVar("T")
 
 SAMPLES = 12
 """Number of consecutive readings over which the memory must grow."""
@@ -26,24 +38,51 @@ LEAST = 4 << 20
 """Minimum growth over these readings, in bytes."""
 
 _STEADY = 0.8  # share of the readings that must exceed the previous one
-_STEPS = 20  # minimum number of steps between two counts
+_STEPS = 20  # minimum number of steps between two measurements
+_SHARE = 0.2  # of the memory's growth that a tensor must explain
 _MOST_COUNTS = 6
 _MOST_HOLDERS = 3
 _LEAST_LENGTH = 8
-_DEPTH = 60
+_LEVELS = 4  # containers between a container and the object that holds it
+_MOST_REFERRERS = 100
+_HEAP_TYPE = 1 << 9  # the flag `Py_TPFLAGS_HEAPTYPE`: defined in Python
 _CONTAINERS = (list, dict, set, deque)
+_NESTED = (*_CONTAINERS, OrderedDict, defaultdict)
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What something gains per step.
+
+    Attributes:
+        holder: its name, such as `losses in train (train.py)`.
+        number: bytes, or entries.
+        in_bytes: which of them.
+    """
+
+    holder: str
+    number: float
+    in_bytes: bool = False
+
+
+@dataclass(frozen=True)
+class _Measured:
+    step: int
+    memory: int
+    lengths: dict[int, int]
+    held: Holdings
 
 
 class Growth:
-    """Watches a program's memory use, and names the tensor containers that grow with it."""
+    """Watches a program's memory use, and names what grows with it."""
 
     def __init__(self) -> None:
         self._sizes: deque[int] = deque(maxlen=SAMPLES + 1)
-        self._before: tuple[int, dict[int, int]] | None = None  # step and lengths at the last count
+        self._before: _Measured | None = None
         self._counts = 0
         self._has_grown = False  # whether it has grown before, as every program does at first
 
-    def look(self, step: int, size: int) -> dict[str, float]:
+    def look(self, step: int, size: int) -> list[Gain]:
         """Handle a reading of the memory.
 
         Args:
@@ -51,36 +90,24 @@ class Growth:
             size: the memory in use, in bytes.
 
         Returns:
-            The growth in tensors per step, by the name of what grows; usually empty.
+            What grows, the most important first; usually empty.
         """
         self._sizes.append(size)
         if self._counts >= _MOST_COUNTS or not self._grows():
-            return {}
+            return []
         if not self._has_grown:
             self._has_grown = True
             self._sizes.clear()
-            return {}
-        if self._before is not None and step - self._before[0] < _STEPS:
-            return {}
+            return []
+        if self._before is not None and step - self._before.step < _STEPS:
+            return []
         self._counts += 1
         self._sizes.clear()
-        before, lengths = self._before, _lengths()
-        self._before = step, {number: len(thing) for number, thing in lengths.items()}
-        if before is None:
-            return {}
-        steps = step - before[0]
-        gains = {
-            number: len(thing) - before[1][number]
-            for number, thing in lengths.items()
-            if number in before[1] and 2 * (len(thing) - before[1][number]) >= steps
-        }
-        largest = sorted(gains, key=lambda number: gains[number], reverse=True)
-        found: dict[str, float] = {}
-        for number in largest:
-            thing = lengths[number]
-            if len(found) < _MOST_HOLDERS and _holds_tensors(thing):
-                found[_name_of(thing)] = gains[number] / steps
-        return found
+        containers = {id(each): each for each in unfrozen_of(_CONTAINERS)}
+        lengths = {n: len(each) for n, each in containers.items() if len(each) >= _LEAST_LENGTH}
+        before, now = self._before, _Measured(step, size, lengths, holdings())
+        self._before = now
+        return [] if before is None else [*_gains(before, now, containers)][: 2 * _MOST_HOLDERS]
 
     def _grows(self) -> bool:
         sizes = self._sizes
@@ -90,9 +117,34 @@ class Growth:
         return larger >= _STEADY * SAMPLES
 
 
-def _lengths() -> dict[int, Any]:
-    """Return all containers of several objects, by id."""
-    return {id(each): each for each in unfrozen_of(_CONTAINERS) if len(each) >= _LEAST_LENGTH}
+def _gains(before: _Measured, now: _Measured, containers: dict[int, Any]) -> Iterator[Gain]:
+    steps = now.step - before.step
+    least = max(_SHARE * (now.memory - before.memory), 1.0)
+    for name, size in _largest(before.held.sizes, now.held.sizes, least):
+        yield Gain(name, size / steps, in_bytes=True)
+    longer = _largest(Counter(before.lengths), Counter(now.lengths), steps / 2)
+    longer = [(number, gain) for number, gain in longer if number in before.lengths]
+    hidden = {id(containers), id(now.lengths)}
+    named = (
+        (_name_of(containers[number], hidden), gain)
+        for number, gain in longer
+        if _holds_tensors(containers[number])
+    )
+    for name, gain in islice(((n, g) for n, g in named if n is not None), _MOST_HOLDERS):
+        yield Gain(name, gain / steps)
+    for name, gain in _largest(before.held.counts, now.held.counts, steps / 2):
+        yield Gain(name, gain / steps)
+    made = _largest(before.held.made, now.held.made, steps / 2)
+    names = makers({each for each, _ in made})
+    for each, gain in made:
+        if each in names:
+            yield Gain(f"tensors with graphs made by {names[each]}", gain / steps)
+
+
+def _largest(before: Counter[T], now: Counter[T], least: float) -> list[tuple[T, int]]:
+    """Return what has grown by at least `least`, and by how much, the largest gain first."""
+    gains = Counter({key: number - before[key] for key, number in now.items()})
+    return [(key, gain) for key, gain in gains.most_common() if gain >= least]
 
 
 def _holds_tensors(thing: Any) -> bool:
@@ -112,21 +164,54 @@ def _newest(thing: Any) -> list[Any]:
         return []
 
 
-def _name_of(thing: Any) -> str:
-    """Return where the program stores a container."""
-    frame: FrameType | None = sys._getframe(1)
-    for _ in range(_DEPTH):
-        if frame is None:
-            break
-        code, name = frame.f_code, None
-        if not is_ours(frame):
-            name = variables(frame, lambda known: _name_in(dict(known), thing))
+def _name_of(thing: Any, hidden: set[int]) -> str | None:
+    """Return where the program stores a container; None if not the program but tracing does.
+
+    Args:
+        thing: the container.
+        hidden: ids of referrers that do not count.
+    """
+    for frame in program_frames():
+        name = variables(frame, lambda known: _name_in(dict(known), thing))
         if name is not None:
-            return f"{name} in {code.co_qualname} ({Path(code.co_filename).name})"
-        frame = frame.f_back
+            return f"{name} in {place_of(frame)}"
     main = sys.modules.get("__main__")
     name = _name_in(dict(vars(main)), thing) if isinstance(main, ModuleType) else None
-    return f"{name} in __main__" if name is not None else f"a {type(thing).__name__}"
+    if name is not None:
+        return f"{name} in __main__"
+    owner, attribute = _owner(thing, hidden)
+    kind = type(owner)
+    if issubclass(kind, Optimizer) or str(kind.__module__).startswith("comgra_decl."):
+        return None  # the states of optimizers are measured
+    if owner is None:
+        return f"a {type(thing).__name__}"
+    if isinstance(owner, ModuleType):
+        return f"{attribute} in {owner.__name__}"
+    named = owner if isinstance(owner, type) else kind
+    return ".".join(filter(None, (named.__qualname__, attribute)))
+
+
+def _owner(thing: Any, hidden: set[int]) -> tuple[Any, str]:
+    """Return the object that holds a container, and the attribute that leads to the container.
+
+    The object is an instance of a Python class, a class or a module; None if there is none.
+    """
+    level, led = [thing], {id(thing)}
+    for _ in range(_LEVELS):
+        following: list[Any] = []
+        for held in level:
+            for each in referrers_of(held)[:_MOST_REFERRERS]:
+                if id(each) in hidden | led or each is level or each is following:
+                    continue
+                if type(each) in _NESTED:
+                    led.add(id(each))
+                    following.append(each)
+                elif type(each).__flags__ & _HEAP_TYPE or isinstance(each, (ModuleType, type)):
+                    plain = isinstance(each, (ModuleType, type))
+                    known = dict(vars(each)) if plain else own_attributes(each)
+                    return each, next((n for n, one in known.items() if id(one) in led), "")
+        level = following
+    return None, ""
 
 
 def _name_in(known: dict[str, Any], thing: Any) -> str | None:
@@ -135,14 +220,7 @@ def _name_in(known: dict[str, Any], thing: Any) -> str | None:
         if value is thing:
             return name
     for name, value in known.items():
-        if isinstance(value, (ModuleType, type)):
-            continue
-        try:  # without running the program's code, such as a `__getattribute__`
-            own = object.__getattribute__(value, "__dict__")
-        except AttributeError:
-            continue
-        if type(own) is dict:
-            for attribute, held in [*own.items()]:
-                if held is thing:
-                    return f"{name}.{attribute}"
+        for attribute, held in own_attributes(value).items():
+            if held is thing:
+                return f"{name}.{attribute}"
     return None

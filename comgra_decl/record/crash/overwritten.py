@@ -39,8 +39,8 @@ class Need:
     def __init__(self, operation: Any, value: str) -> None:
         self.operation = str(operation.name())
         self.value = value
-        self.leaves = [*_leaves(operation, depth=2)]
-        self.before = [] if self.leaves else [*_leaves(operation, depth=_NEAR)][:2]
+        self.leaves = [*parameters_near(operation, depth=2)]
+        self.before = [] if self.leaves else [*parameters_near(operation, depth=_NEAR)][:2]
         self.traceback = "".join(operation.metadata.get("traceback_", ()))
 
 
@@ -60,7 +60,7 @@ def needs(message: str, outputs: Any) -> list[Need]:
     shape = [int(size) for size in re.findall(r"\d+", found["shape"])]
     version = int(found["version"])
     result: list[Need] = []
-    for node in _nodes([gradient_function(t) for t in outputs if isinstance(t, Tensor)]):
+    for node in graph_nodes([gradient_function(t) for t in outputs if isinstance(t, Tensor)]):
         for name in dir(node):
             if name.startswith(RAW_SAVED) and _is_it(getattr(node, name), shape, version):
                 result.append(Need(node, name.removeprefix(RAW_SAVED)))
@@ -74,8 +74,8 @@ def _is_it(saved: Any, shape: list[int], version: int) -> bool:
     return isinstance(kept, Tensor) and [*kept.shape] == shape and kept._version == version
 
 
-def _nodes(roots: list[Any], most: int = _MOST_NODES) -> Iterator[Any]:
-    """Yield the nodes in a graph, nearest to the roots first."""
+def graph_nodes(roots: list[Any], most: int = _MOST_NODES) -> Iterator[Any]:
+    """Yield at most about `most` nodes of a graph, nearest to the roots first."""
     waiting: deque[Any] = deque(node for node in roots if node is not None)
     seen: set[Any] = set()
     while waiting and len(seen) < most:
@@ -87,10 +87,10 @@ def _nodes(roots: list[Any], most: int = _MOST_NODES) -> Iterator[Any]:
         waiting.extend(before for before, _ in node.next_functions if before is not None)
 
 
-def _leaves(node: Any, *, depth: int) -> Iterator[Tensor]:
+def parameters_near(node: Any, *, depth: int) -> Iterator[Tensor]:
     """Yield the parameters at most `depth` nodes away; 2: as they are, or transposed."""
     if depth > 2:
-        near = _nodes([node], depth)
+        near = graph_nodes([node], depth)
     else:
         direct = [before for before, _ in node.next_functions if before is not None]
         turned = [

@@ -15,17 +15,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from comgra_decl.hooks.call_context import OPTIMIZER_STEP
 from comgra_decl.hooks.frames import Visit, is_module, own_module, variables, visits
 from comgra_decl.hooks.memory_use import memory_facts, memory_limit
 from comgra_decl.hooks.names import Names
-from comgra_decl.hooks.place import ProgramPlace
+from comgra_decl.hooks.place import ProgramPlace, phase_of
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.record.crash import tensors
+from comgra_decl.record.crash.ended import ended_before
 from comgra_decl.record.crash.lessons import lesson_about
 from comgra_decl.record.crash.overwritten import needs
 from comgra_decl.stats.quiet import quiet
-from comgra_decl.torch_private import ENGINE_CALL
 
 DOCUMENT = "post_mortem"
 """Name of the document that contains a run's post-mortem."""
@@ -98,8 +97,12 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
     if interrupted:
         return document
     held = [*names.parameters_of(calls[-1].module, calls[-1].node)] if calls else []
+    for model in place.models():
+        names.look_at(model)
+    if phase in ("forward", "loss", "other"):
+        document["ended"] = ended_before(frames, names)
     if outputs is not None:
-        found, used = _needs(error, outputs, names, place)
+        found, used = _needs(error, outputs, names)
         document["needs"] = found
         document["module"] = document["module"] or next((n["module"] for n in found), None)
         held += used
@@ -206,17 +209,13 @@ def _tensors_of(known: Mapping[str, Any], visit: Visit) -> list[dict[str, Any]]:
 
 def _phase(frames: list[Visit], calls: list[_Call]) -> tuple[str, Any]:
     """Return what the program was doing, and the outputs of a backward pass."""
-    for visit in reversed(frames):
-        code, file = visit.frame.f_code, visit.file.replace("\\", "/")
-        if visit.in_torch and code.co_name == ENGINE_CALL:
-            return "backward", variables(visit.frame, lambda known: known.get("t_outputs"))
-        if code is OPTIMIZER_STEP:
-            return "optimizer", None
-        if visit.calls_module:
-            last = calls[-1].module if calls else None
-            return ("loss" if _is_loss(last) else "forward"), None
-        if "/torch/utils/data/" in file:
-            return "data", None
+    phase, visit = phase_of(frames)
+    if phase == "backward" and visit is not None:
+        return phase, variables(visit.frame, lambda known: known.get("t_outputs"))
+    if phase == "forward":
+        return ("loss" if _is_loss(calls[-1].module if calls else None) else phase), None
+    if phase != "other":
+        return phase, None
     own = _place(frames)
     if own is not None and any(_is_loss_function(visit) for visit in frames):
         return "loss", None
@@ -267,11 +266,9 @@ def _is_method(visit: Visit) -> bool:
 
 
 def _needs(
-    error: BaseException, outputs: Any, names: Names, place: ProgramPlace
+    error: BaseException, outputs: Any, names: Names
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Tensor]]]:
     """Return the operations that needed an overwritten tensor, and their parameters."""
-    for model in place.models():
-        names.look_at(model)
     found, used = [], []
     for need in needs(str(error), [tensor for _, tensor in tensors_in(outputs)]):
         own = [(name, leaf) for leaf in need.leaves if (name := names.parameter(leaf)) is not None]

@@ -9,6 +9,7 @@ import numpy as np
 from comgra_decl.rules.api import (
     AUTOMATIC,
     GROWING,
+    GROWING_BYTES,
     Curve,
     Field,
     Finding,
@@ -25,6 +26,8 @@ from comgra_decl.rules.api import (
 _PARTS = 8
 _MEMORY = f"{AUTOMATIC}memory/"
 _GROWING = AUTOMATIC + GROWING
+_GROWING_BYTES = AUTOMATIC + GROWING_BYTES
+_MOST_NAMED = 3
 _WHOSE = {"host": "of the process", "device": "on the device"}
 
 
@@ -71,16 +74,18 @@ class GrowingMemory(Rule):
     Parameters = GrowingMemoryParameters
 
     _curves: dict[str, Curve] = per_run(dict)
-    _holders: dict[str, tuple[int, float]] = per_run(dict)
+    _counts: dict[str, float] = per_run(dict)
+    _sizes: dict[str, float] = per_run(dict)
 
     def look_at_numbers(self, numbers: Numbers) -> None:
-        """Add memory readings, and the containers that were found to grow."""
+        """Add memory readings, and what was found to grow."""
         if numbers.name.startswith(_MEMORY):
             curve = self._curves.setdefault(numbers.name.removeprefix(_MEMORY), Curve())
             curve.add(numbers.steps, numbers.values)
         elif numbers.name.startswith(_GROWING):
-            holder = numbers.name.removeprefix(_GROWING)
-            self._holders[holder] = int(numbers.steps[-1]), float(numbers.values[-1])
+            self._counts[numbers.name.removeprefix(_GROWING)] = float(numbers.values[-1])
+        elif numbers.name.startswith(_GROWING_BYTES):
+            self._sizes[numbers.name.removeprefix(_GROWING_BYTES)] = float(numbers.values[-1])
 
     def findings(self, scene: Scene) -> list[Finding]:
         """Return a finding about the memory that grows the most."""
@@ -111,11 +116,19 @@ class GrowingMemory(Rule):
             f"The memory {_WHOSE.get(name, name)} grows steadily, by {_size(slope)} per step: from "
             f"{_size(float(means[start]))} to {_size(float(means[-1]))}."
         )
-        if self._holders:
-            holder, (_, tensors) = max(self._holders.items(), key=lambda item: item[1][1])
-            text += f" What grows is `{holder}` ({tensors:.3g} more per step)."
-            evidence["grows"] = holder
+        growing = self._growing()
+        if growing:
+            named = [f"`{holder}` ({gain} more per step)" for holder, gain in growing.items()]
+            text += f" What grows is {', '.join(named)}."
+            evidence["grows"] = next(iter(growing))
         return self.finding(scene, first_step=int(steps[start]), message=text, evidence=evidence)
+
+    def _growing(self) -> dict[str, str]:
+        """Return what grows, and by how much per step: tensors by size first, then by number."""
+        sizes = sorted(self._sizes, key=lambda name: -self._sizes[name])
+        known = {name: _size(self._sizes[name]) for name in sizes}
+        known |= {name: f"{gain:.3g}" for name, gain in self._counts.items() if name not in known}
+        return dict([*known.items()][:_MOST_NAMED])
 
     def missing(self, scene: Scene) -> str | None:
         """Return the reason why the memory could not be checked, or None."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -179,7 +181,7 @@ def _no_gradients_to_scale() -> None:
 
 
 class Samples(Dataset[Any]):
-    """A data set of given samples; an exception among them is raised."""
+    """A data set of given samples; an exception among them is raised, a function is called."""
 
     def __init__(self, *samples: Any) -> None:
         self.samples = samples
@@ -191,7 +193,12 @@ class Samples(Dataset[Any]):
         sample = self.samples[index]
         if isinstance(sample, Exception):
             raise sample
-        return sample
+        return sample() if callable(sample) else sample
+
+
+def _kill() -> None:
+    """End the process as the kernel does if memory runs out."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _loaded(*samples: Any, workers: int = 0) -> Mistake:
@@ -227,6 +234,7 @@ OUTSIDE: dict[str, Mistake] = {
     "collate_type": _loaded(object(), object()),
     "array_of_objects": lambda: torch.tensor(np.array([None, "a"], dtype=object)),
     "in_worker": _loaded(_ones(3), ValueError("no such picture"), workers=1),
+    "worker_killed": _loaded(_kill, workers=1),
     "empty_sampler": lambda: DataLoader(Samples(), shuffle=True),
     "bce_target_sizes": lambda: F.binary_cross_entropy(_ones(4, 1), _ones(4)),
 }

@@ -134,6 +134,65 @@ def test_the_tensors_of_the_last_calls_are_described(
     assert found["memory"]["host"] > 1 << 20
 
 
+def test_the_calls_that_had_ended_are_named_with_their_outputs(
+    unrecorded: tuple[Run, list[Tensor]],
+) -> None:
+    run, _ = unrecorded
+    told = [
+        (each["operation"].removesuffix("Backward0"), each["node"], each["after"])
+        for each in run.document("post_mortem")["ended"]
+    ]
+    assert told == [
+        ("Slice", None, "blocks.1.wide"),
+        ("Relu", None, "blocks.1.wide"),
+        ("Addmm", "blocks.1.wide", None),
+        ("Addmm", "blocks.0", None),
+    ]
+    # the same training without tracing and without the failure
+    torch.manual_seed(1)
+    net: Any = Net(fails_at=100)
+    outputs: list[list[Tensor]] = []
+    net.blocks[0].register_forward_hook(lambda _m, _i, output: outputs.append([output]))
+    net.blocks[1].narrow.register_forward_hook(lambda _m, i, _o: outputs[-1].append(i[0]))
+    train(net, steps=13)
+    first, hidden = (tensor.detach().numpy() for tensor in outputs[12])
+    found = [each["output"] for each in run.document("post_mortem")["ended"]]
+    assert found[2] is None  # the output of a linear layer before a ReLU is not kept
+    for fact, expected in ((found[0], hidden[:, :6]), (found[1], hidden), (found[3], first)):
+        assert fact["shape"] == [*expected.shape]
+        numbers = expected.min(), expected.max(), expected.mean(), expected.std()
+        assert [fact[name] for name in ("min", "max", "mean", "std")] == pytest.approx(numbers)
+    assert run.ending is not None
+    lines = dict(run.ending.parts)["Operations that had ended, the last ones first"]
+    assert lines[0].startswith("Slice after blocks.1.wide, output: float32 [5, 6] on cpu")
+    assert lines[2] == "Addmm of blocks.1.wide, output not kept"
+
+
+def test_without_gradients_no_ended_operations_are_known(tmp_path: Path) -> None:
+    net = Net(fails_at=-1)
+
+    def program() -> None:
+        with torch.no_grad():
+            net(torch.ones(5, 4))
+
+    run, _ = failed(tmp_path, program)
+    assert run.document("post_mortem")["ended"] == []
+
+
+def test_operations_before_a_failing_loss_are_named(tmp_path: Path) -> None:
+    net = nn.Linear(4, 3)
+
+    def program() -> None:
+        output = net(torch.ones(5, 4))
+        torch.nn.functional.mse_loss(output.relu(), torch.ones(7, 3))
+
+    run, _ = failed(tmp_path, program)
+    last, first = run.document("post_mortem")["ended"]
+    assert (last["operation"], last["after"]) == ("ReluBackward0", "Linear")
+    assert (first["operation"], first["node"]) == ("AddmmBackward0", "Linear")
+    assert last["output"]["shape"] == first["output"]["shape"] == [5, 3]
+
+
 def test_the_reading_api_tells_it_in_words(unrecorded: tuple[Run, list[Tensor]]) -> None:
     run, _ = unrecorded
     ending = run.ending

@@ -23,9 +23,12 @@ import comgra_decl as comgra
 from comgra_decl import viewer
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, open_group, open_run
+from comgra_decl.viewer import plotting
+from comgra_decl.viewer.elements import as_lines
 from comgra_decl.viewer.palette import KINDS
 from comgra_decl.viewer.plotting import plotted, save, shaded
 from tests.support.fake_run import FakeRun
+from tests.support.shortened import shortened
 
 PATIENCE = 30_000  # milliseconds, on a busy machine
 
@@ -112,7 +115,7 @@ def test_the_colours_of_kinds_are_those_of_the_viewer() -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"step": 999}, "step 999 was not recorded. The steps are 0 to"),
+        ({"step": 999}, "step 999 was not recorded; nearest: "),
         ({"statistic": "sdt"}, "did you mean 'std'"),
         ({"statistic": "std", "of": "backward"}, "'backward' is not a pass"),
         ({"expanded": ["nowhere"]}, "'nowhere' is not a group that can be expanded"),
@@ -301,6 +304,13 @@ def test_points_without_neighbours_are_marked(steps: int, tmp_path: Path) -> Non
     assert len(markers) == (1 if steps == 1 else 0)
 
 
+def test_points_without_neighbours_are_marked_on_an_axis_of_names() -> None:
+    curve = as_lines(hv.Curve([("lr0.1-s0", 1.0), ("lr0.1-s1", np.nan), ("lr0.3-s0", 2.0)], "run"))
+    figure = hv.render(curve, backend="bokeh")
+    (marks,) = [r for r in figure.renderers if type(r.glyph).__name__ == "Scatter"]
+    assert list(marks.data_source.data["x"]) == ["lr0.1-s0", "lr0.3-s0"]
+
+
 def test_every_plot_can_be_saved_as_an_image(run: Run, group: Group, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     slot = run.slot("head")
@@ -313,6 +323,7 @@ def test_every_plot_can_be_saved_as_an_image(run: Run, group: Group, tmp_path: P
         "samples": plotted(slot).samples(),
         "histogram": plotted(slot).histogram(step),
         "distribution": plotted(slot).distribution(),
+        "distributions": plotted(run).distributions("std"),
         "kpi": plotted(group).kpi("loss"),
     }
     for (name, element), suffix in zip(
@@ -324,6 +335,8 @@ def test_every_plot_can_be_saved_as_an_image(run: Run, group: Group, tmp_path: P
             assert content.startswith(b"\x89PNG")
         else:
             assert ET.fromstring(content).tag.endswith("svg")
+    page = save(plots["series"] + plots["heat"] + plots["distributions"], tmp_path / "page.svg")
+    assert len(re.findall('id="axes_', page.read_text())) == 4, "three, and the colour bar"
     with pytest.raises(ValueError, match=r"path must end with one of .html, .png"):
         save(plots["kpis"], tmp_path / "plots.gif")
 
@@ -386,6 +399,7 @@ def test_many_points_need_datashader(monkeypatch: pytest.MonkeyPatch) -> None:
         shaded(hv.Curve(np.zeros(100_001)))
 
 
+@pytest.mark.slow
 def test_many_points_become_an_image_that_covers_them(group: Group, tmp_path: Path) -> None:
     pytest.importorskip("datashader")
     plotted(group)
@@ -400,6 +414,122 @@ def test_many_points_become_an_image_that_covers_them(group: Group, tmp_path: Pa
     overlay = shaded(hv.NdOverlay(lines, "run"), dynamic=False)
     assert isinstance(overlay, hv.RGB)
     assert save(overlay, tmp_path / "big.html").stat().st_size > 1000
+
+
+@pytest.fixture
+def rates(tmp_path: Path) -> Group:
+    """Three runs that differ in a setting."""
+    for number, rate in enumerate((0.1, 0.2, 0.4)):
+        fake = FakeRun(
+            tmp_path / "rates" / f"run{number}", nodes=("net", "head"), seed=number,
+            config={"optimizer": {"lr": rate}},
+        )  # fmt: skip
+        fake.write(4)
+        fake.close()
+    return open_group(tmp_path / "rates")
+
+
+def test_settings_are_points_of_runs(rates: Group) -> None:
+    table = rates.plot.settings("config.optimizer.lr", "loss").dframe().set_index("run")
+    for run, rate in zip(rates, (0.1, 0.2, 0.4), strict=True):
+        kpis = run.kpis()
+        expected = kpis[kpis["name"] == "loss"]["value"].iloc[-1]
+        assert table.loc[run.name].tolist() == [rate, pytest.approx(expected)]
+
+
+@pytest.mark.parametrize("suffix", [".html", ".png", ".svg"])
+def test_plots_of_a_group_are_composed_and_saved(suffix: str, rates: Group, tmp_path: Path) -> None:
+    if suffix != ".html":
+        pytest.importorskip("matplotlib")
+    plots, first = rates.plot, next(iter(rates)).plot
+    overlay = plots.kpi("loss") * hv.HLine(1.0)
+    assert isinstance(overlay, hv.Overlay)
+    both = plots.series("head", "std") * first.series("head", "mean")
+    page = (overlay + both + plots.settings("config.optimizer.lr", "loss")).cols(2)
+    assert isinstance(page, hv.Layout)
+    assert len(page) == 3
+    content = save(page, tmp_path / f"group{suffix}").read_bytes()
+    if suffix == ".png":
+        assert content.startswith(b"\x89PNG")
+    elif suffix == ".svg":
+        drawing = ET.fromstring(content)
+        assert drawing.tag.endswith("svg")
+        axes = [e for e in drawing.iter() if e.get("id", "").startswith("axes_")]
+        assert len(axes) == 3
+        comments = set(re.findall("<!-- (.+?) -->", content.decode()))
+        assert {"loss", "std", "run0", "run1", "run2"} <= comments | {"std"}
+    else:
+        for word in (b"run0", b"run2", b"config.optimizer.lr", b"loss"):
+            assert word in content
+
+
+LARGE: dict[str, Callable[[Run, Group], Any]] = {
+    "cloud": lambda run, _: run.plot.cloud("head", step=3),
+    "series": lambda run, _: run.plot.series("head", "std"),
+    "kpis": lambda run, _: run.plot.kpis(),
+    "samples": lambda run, _: run.slot("head").plot.samples("mean"),
+    "kpi of a group": lambda _, group: group.plot.kpi("loss"),
+    "series of a group": lambda _, group: group.plot.series("head", "std"),
+}
+"""Plots whose number of points has no bound."""
+
+
+@pytest.mark.parametrize("name", shortened(LARGE, tried=1))  # each compiles code of its own
+def test_large_plots_are_images(
+    name: str, run: Run, group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("datashader")
+    monkeypatch.setattr(plotting, "MOST_POINTS", 3)
+    image = LARGE[name](run, group)
+    assert isinstance(image, hv.DynamicMap)
+    assert isinstance(image[()], hv.RGB)
+    assert (image[()].dimension_values("A") > 0).any()
+    if name == "cloud":
+        page = image + run.plot.heat("std")
+        for suffix in (".html", ".png"):
+            assert save(page, tmp_path / f"image{suffix}").stat().st_size > 1000
+
+
+def points_in(element: Any) -> pd.DataFrame:
+    parts = element.traverse(lambda part: part, [lambda part: isinstance(part, hv.Element)])
+    return pd.concat([part.dframe() for part in parts])
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_without_datashader_large_plots_say_that_points_are_left_out(
+    name: str, run: Run, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = points_in(LARGE[name](run, group))
+    monkeypatch.setattr(plotting, "MOST_POINTS", len(whole) // 2)
+    monkeypatch.setattr(plotting, "find_spec", lambda _: None)
+    with pytest.warns(UserWarning, match=r"one of 2|one of 3.*comgra-decl\[big\]"):
+        plot = LARGE[name](run, group)
+    table = points_in(plot)
+    assert 1 <= len(table) < len(whole)
+    assert table.iloc[:, 1].isin(whole.iloc[:, 1]).all()
+    assert re.search("one of [23] points", hv.render(plot).title.text)
+
+
+def test_points_that_are_left_out_are_no_extremes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run.plot.series("head", "std").dframe()["std"]
+    monkeypatch.setattr(plotting, "MOST_POINTS", len(whole) // 2)
+    monkeypatch.setattr(plotting, "find_spec", lambda _: None)
+    with pytest.warns(UserWarning, match="one of 2"):
+        table = run.plot.series("head", "std").dframe()["std"]
+    assert (table.min(), table.max()) == (whole.min(), whole.max())
+
+
+def test_distributions_of_many_samples_have_boxes_of_all_and_points_of_some(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = run.plot.distributions("std", step=3)
+    monkeypatch.setattr(plotting, "MOST_POINTS", len(whole.Points.I) // 2)
+    some = run.plot.distributions("std", step=3)
+    pd.testing.assert_frame_equal(some.Rectangles.I.dframe(), whole.Rectangles.I.dframe())
+    assert {*some.Points.I["sample"]} == {0, 2}
+    assert "one of 2 samples" in hv.render(some).title.text
 
 
 RANGES = """() => Bokeh.documents.flatMap((document) =>
