@@ -489,6 +489,8 @@ PICTURES = "pictures"
   "trace" and "trace_error" (its standard error; None with one random vector).
 - For a slice through a loss: "measure", "value" (at the step's own parameters), "directions" (their
   names) and "coordinates" (of the points along each direction).
+- For inputs that maximise units: "units" (their numbers), "input" (its role), "points",
+  "step_size", "decay" and "noise", as in the spec.
 - "refused": the reason why there is no picture.
 """
 
@@ -505,7 +507,10 @@ records without an interruption after which this has not changed."""
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
-    *("dead_units", "spectrum", "flow", "loss_cam"),
+    *("spectrum", "flow", "loss_cam", "feature_maps", "filters", "dead_units"),
+    *("confident_errors", "foreign_auroc", "top_samples", "unit_effects", "unit_effects_of_types"),
+    *("coactivation", "concept_vectors", "concept_derivatives", "separability"),
+    "lens_from_records",
 )
 """The pictures that can be computed from records alone; no declared picture has these names."""
 
@@ -517,6 +522,11 @@ peaks for each random vector: ".nodes" and ".weights", both [vectors, points].""
 
 SLICE = "loss"
 """Role of a slice through a loss in the pass of its picture, [points] or [points, points]."""
+
+MAXIMISED = "maximised"
+"""Role of the inputs that maximise units, in the node of their layer and the pass of their picture:
+[units, ...]. Beside it are ".value" and ".start", [units]: the value of each unit for this input,
+and for the input from which the ascent began."""
 
 LENS_TOKENS = ".tokens"
 """End of the role of the tokens that a logit lens predicts, [samples, positions] after each layer.

@@ -16,6 +16,7 @@ from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.model import likely_reads as likely
 from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.model.clouds import laid_out
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.edge_paint import EFFECTS, painted_interventions
@@ -130,7 +131,7 @@ class Dashboard:
         others = {
             "run": run,
             "revision": view.revision,
-            "looked": looks(view) + ended(view),
+            "looked": _finished(view),
             "follow": follow,
             "colour": colour
             if colour in painted or painted_rule(view, colour) is not None
@@ -259,7 +260,7 @@ class Dashboard:
 
     def _moved(self, view: RunView) -> bool:
         """Return whether findings, other runs or custom views have changed since drawing."""
-        if looks(view) + ended(view) != self.state.looked:
+        if _finished(view) != self.state.looked:
             return True
         if self.state.section in _OF_ALL_RUNS:
             self._library.refresh()
@@ -327,3 +328,8 @@ class Dashboard:
         else:
             if not quiet:
                 self.screen.calm()
+
+
+def _finished(view: RunView) -> int:
+    """Return how much work on the run has ended in the background."""
+    return looks(view) + ended(view) + laid_out(view)

@@ -88,7 +88,9 @@ def banded(curves: Mapping[str, pd.DataFrame], value: str, title: str) -> hv.Ove
 
 def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
     """Draw a marker for each point without neighbours, which a line would not show."""
-    x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
+    x, y = (np.asarray(curve.dimension_values(number)) for number in (0, 1))  # x may be names
+    if y.dtype.kind not in "biuf":
+        return
     known = np.pad(np.isfinite(y), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
     if not alone.any():

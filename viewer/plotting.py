@@ -20,6 +20,7 @@ import holoviews as hv
 import numpy as np
 import pandas as pd
 import panel as pn
+from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
 from comgra_decl.query import Group, Run, at_steps, clock_of
@@ -48,6 +49,7 @@ from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import smoothed, thin
+from comgra_decl.viewer.model.stretches import candidates, line_of_slot
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
     BLUE,
@@ -70,6 +72,9 @@ MOST_POINTS = 100_000
 _COLOUR = (colour_at, signed_colour)
 _PLACES = (np.linspace(0, 1, 128).tolist(), np.linspace(-1, 1, 128).tolist())
 """Colours of a scale, and of one that diverges from zero, and their places on it."""
+
+_ONE_BY_ONE = {"sample": 1, "unit": 2, "category": 2}
+"""Axes of which one entry is drawn if the picture has more axes than this."""
 
 _DPI = 144  # of PNG files
 
@@ -129,19 +134,20 @@ class RunPlots:
         `tensor` (name of the tensor). Cells without a record are transparent. Colours follow the
         same rules as in the viewer: at each end of the scale, one percent of the values is clipped,
         and positive values of very different magnitudes have a logarithmic scale. If there is no
-        room for all names, some are omitted; the tooltip contains every name.
+        room for all names, some are omitted; the tooltip contains every name. From 65,536 records
+        on, a cell shows the value of largest magnitude of 256 records, at the step of the first.
 
         Raises:
             UnknownNameError: the run has no such statistic, or no tensor in this pass.
         """
-        table = self._run.heat(statistic, of=of, over_batch=over_batch, type=type)
-        if not len(table.columns):
+        slots = [slot for slot in self._run.arrays.slots if slot.key.pass_ == of]
+        if not slots:
             self._check_pass(of)
-        columns: Any = table.columns
-        names = [_name(node, role, iteration) for node, role, iteration, _ in columns]
+        names = [_name(slot.key.node, slot.key.role, slot.key.iteration) for slot in slots]
         rows = np.arange(len(names))
-        steps = np.asarray(table.index, np.int64)
-        values = table.to_numpy(np.float64).T
+        steps, values, _ = candidates(
+            RunView(self._run), of, [slot.id for slot in slots], (statistic, over_batch, type or "")
+        )
         tensors = np.repeat(np.array(names, object)[:, None], len(steps), axis=1)
         mesh = hv.QuadMesh(
             (edges_of(steps), edges_of(rows), values, tensors),
@@ -219,8 +225,9 @@ class RunPlots:
             if not steps:
                 what = f"of type {shown(type)}; the types are {types}" if type else "at all"
                 raise UnknownNameError(f"no step was recorded {what}.")
+            near = sorted(sorted(steps, key=lambda each: abs(each - (step or 0)))[:3])
             raise UnknownNameError(
-                f"step {step} was not recorded. The steps are {steps[0]} to {steps[-1]}."
+                f"step {step} was not recorded; nearest: {', '.join(map(str, near))}."
             )
         if statistic is not None:
             self._check_pass(of)
@@ -302,7 +309,7 @@ class RunPlots:
             name: name of the picture.
             step: the step; by default, the last one that has the picture.
             node: the node; required if the picture shows several.
-            sample: number of the sample, if the picture has a value for each.
+            sample: number of the sample, unit or category, if the picture has an image for each.
             type: type of execution, such as "probe:eyes"; by default, the first probe.
 
         Raises:
@@ -311,14 +318,11 @@ class RunPlots:
         found = self._run.picture(name, step, node, type=type)
         values, axes = np.asarray(found.values, np.float64), [*found.axes]
         at = found.step
+        if not values.size:
+            raise UnknownNameError(f"the picture {name!r} has no numbers to draw at step {at}.")
         if axes[0] == "step" and values.ndim > 2:  # such as the confusion matrix
             at, values, axes = found.labels["step"][-1], values[-1], axes[1:]
-        if axes[0] == "sample" and len(axes) > 1:
-            if not 0 <= sample < len(values):
-                raise UnknownNameError(f"there is no sample {sample}; there are {len(values)}.")
-            values, axes = values[sample], axes[1:]
-        while values.ndim > 2:
-            values, axes = values.sum(0), axes[1:]
+        values, axes = _one_image(values, axes, sample)
         when = "" if at is None else f"step {at}"
         label = " \u00b7 ".join(filter(None, [name, found.node, when]))
         labels = [found.labels.get(axis) for axis in axes]
@@ -496,9 +500,12 @@ class SlotPlots:
     def series(
         self, statistic: str = "mean", *, over_batch: str = "mean", type: str | None = None
     ) -> hv.Curve:
-        """Return one statistic by step, with gaps where the tensor was not recorded."""
-        series = self._slot.series(statistic, over_batch=over_batch, type=type)
-        table = pd.DataFrame({"step": series.index, statistic: series.to_numpy()})
+        """Return one statistic by step, with gaps where the tensor was not recorded.
+
+        From 65,536 records on, the curve has the lowest and the highest value of every 256 records.
+        """
+        steps, values = line_of_slot(self._slot, statistic, over_batch, type)
+        table = pd.DataFrame({"step": steps, statistic: values})
         curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
         return _drawable(as_lines(curve))
 
@@ -856,6 +863,19 @@ def _metric(table: pd.DataFrame, dimension: str, smoothing: Any, *, x: str = "st
     smooth = smoothed(np.asarray(values, np.float64), smoothing)
     points = pd.DataFrame({x: table[x].to_numpy(), dimension: smooth})
     return hv.Curve(points, x, dimension)
+
+
+def _one_image(
+    values: NDArray[np.float64], axes: list[str], sample: int
+) -> tuple[NDArray[np.float64], list[str]]:
+    """Return at most two axes of a picture: those of one sample, with leading axes added up."""
+    if len(axes) > _ONE_BY_ONE.get(axes[0], len(axes)):
+        if not 0 <= sample < len(values):
+            raise UnknownNameError(f"there is no {axes[0]} {sample}; there are {len(values)}.")
+        values, axes = values[sample], axes[1:]
+    while values.ndim > 2:
+        values, axes = values.sum(0), axes[1:]
+    return values, axes
 
 
 def _check_metric(name: str, there: Iterable[str]) -> None:

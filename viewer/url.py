@@ -60,6 +60,8 @@ def parse(query: str) -> dict[str, Any]:
     for key, value in parse_qsl(query.lstrip("?"), keep_blank_values=True, max_num_fields=None):
         if len(value) > _LONGEST:
             continue
+        # Links written by hand have the name on the tab.
+        value = value.lower() if key == "section" else value
         if key in _TEXTS:
             found[_TEXTS[key]] = value
         elif key in _NUMBERS and value.isascii() and value.isdecimal() and len(value) < 16:

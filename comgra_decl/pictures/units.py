@@ -1,4 +1,4 @@
-"""Facts about a layer: dead units, the spectrum of its weight, the loss's Grad-CAM, induction."""
+"""Facts about a layer: its units, the spectrum of its weight, the loss's Grad-CAM, induction."""
 
 from __future__ import annotations
 
@@ -18,6 +18,79 @@ def dead_units(values: NDArray[np.floating], axis: int) -> NDArray[np.bool_]:
     over = tuple(i for i in range(values.ndim) if i != axis % values.ndim)
     dead: NDArray[np.bool_] = np.less_equal(values, 0).all(over, keepdims=True).reshape(-1)
     return dead
+
+
+def activations(values: NDArray[np.floating], axis: int) -> Floats:
+    """Return the largest value of each unit at any position of each sample, [samples, units].
+
+    Args:
+        values: the output of a layer, [samples, ...].
+        axis: the axis of the units.
+    """
+    apart = np.moveaxis(values.astype(np.float64), axis, 1)
+    return np.asarray(apart.reshape(*apart.shape[:2], -1).max(2))
+
+
+def effects(
+    active: Floats, groups: NDArray[np.int64], *, held_out: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Floats]:
+    """Return the units in the order in which they tell one group of samples from all others.
+
+    The effect size is Cohen's d (Cohen 1988): the difference between the mean of a group and the
+    mean of all other samples, divided by their pooled standard deviation. The group and the rank of
+    a unit are those with the largest magnitude among the samples that are not held out, which
+    exaggerates it; that of the held-out samples does not.
+
+    Args:
+        active: [samples, units].
+        groups: [samples], the group of each sample, from 0.
+        held_out: [samples]. Each half needs at least three samples and two groups.
+
+    Returns:
+        Units, with those last that do not vary or are not finite, and the group of each, both
+        [units]; and [units, 2], the effect in the first half and in the held-out half. It is NaN if
+        a unit does not vary, and infinite if it varies between the groups only.
+    """
+    halves = [_effects_by_group(active[half], groups[half]) for half in (~held_out, held_out)]
+    shared = [g for g in halves[0] if g in halves[1]]
+    first, second = (np.stack([half[g] for g in shared]) for half in halves)
+    strength = np.where(np.isnan(first), -1.0, np.abs(first))
+    best = strength.argmax(0)
+    units = np.arange(active.shape[1])
+    order = np.argsort(-strength[best, units], kind="stable")
+    found = np.stack([each[best, units] for each in (first, second)], 1)
+    return order, np.array(shared, np.int64)[best][order], found[order]
+
+
+def _effects_by_group(active: Floats, groups: NDArray[np.int64]) -> dict[int, Floats]:
+    """Return the effect size of each group that is not alone, [units]."""
+    found = {}
+    for group in np.unique(groups).tolist():
+        inside, outside = active[groups == group], active[groups != group]
+        if len(outside) and len(active) > 2:
+            within = [((x - x.mean(0)) ** 2).sum(0) for x in (inside, outside)]
+            spread = np.sqrt((within[0] + within[1]) / (len(active) - 2))
+            with np.errstate(invalid="ignore", divide="ignore"):
+                found[group] = (inside.mean(0) - outside.mean(0)) / spread
+    return found
+
+
+def coactivation(values: NDArray[np.floating], axis: int) -> Floats:
+    """Return the correlation of each pair of units over all samples and positions, [units, units].
+
+    Pearson's; NaN for units that do not vary or are not finite.
+
+    Args:
+        values: the output of a layer, [samples, ...].
+        axis: the axis of the units.
+    """
+    apart = np.moveaxis(values.astype(np.float64), axis, 0)
+    flat = apart.reshape(len(apart), -1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        flat = flat - flat.mean(1, keepdims=True)
+        flat = flat / np.sqrt((flat**2).sum(1, keepdims=True))
+    found: Floats = np.clip(flat @ flat.T, -1.0, 1.0)
+    return found
 
 
 def spectrum(weight: NDArray[np.floating]) -> Floats:

@@ -25,7 +25,7 @@ if TYPE_CHECKING or find_spec("pandas") is not None:
     from .opening import open_run, require_folder
     from .overview import Clock, RunRow, at_steps, clock_of, metrics_of, overview, row_in, row_of
     from .parting import Difference, Parting, part, sentences
-    from .pictures import Picture
+    from .picture import Picture
     from .post_mortem import Ending
     from .preview import Preview
     from .run import Run

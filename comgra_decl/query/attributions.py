@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError, did_you_mean, shown
 
 if TYPE_CHECKING:
-    from .pictures import Picture
+    from .picture import Picture
 
 REDUCTIONS = ("sum", "l2", "abs")
 """How the numbers of a token's embedding become one: their sum, Euclidean norm, or the sum of their

@@ -30,7 +30,8 @@ from .display import from_viewer
 from .edge_effects import EdgeEffects, edge_effects_of
 from .effects import Effects, induction_table, tokens_of
 from .measured import memory_table, profile_steps, profile_table
-from .pictures import Picture, Pictures
+from .picture import Picture
+from .pictures import Pictures
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
 from .shown import shown_table, shown_value
@@ -604,23 +605,50 @@ class Run(RunFacts):
 
         In addition to the pictures declared in the spec, these are computed from the records:
 
-        - `likeness`: CKA of all pairs of nodes at a step (unbiased; NaN below four samples)
-        - `likeness_over_steps`: CKA of a node between all pairs of steps
+        - `likeness`: CKA of all pairs of nodes at a step (unbiased; NaN below four samples);
+          `facts["samples"]` is the number of samples of each node
+        - `likeness_over_steps`: CKA of a node between all pairs of steps; `facts["samples"]` is the
+          number of samples at each step
         - `confusion`: counts of each class and predicted class, at each step or at one
         - `reliability`: confidence, accuracy and samples in ten bins of confidence, at a step
         - `linear_probe`: accuracy of a ridge classifier of each node's output on every other sample
           of each class, after fitting it to the rest
         - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
-        - `spectrum`: singular values of a node's weight by step
-        - `flow`: the gradient norm of each node at a step, in the order of the nodes
+        - `spectrum`: singular values of a node's weight, at each step or at one
+        - `flow`: the gradient norm of each node at a step, in the order of the calls
         - `loss_cam`: Grad-CAM of the loss at a training step, from an output and its gradient
+        - `feature_maps`: a node's output for each sample at a step, one map for each channel
+        - `filters`: the kernels of a convolution at a training step, [filter, channel, ...]
+        - `confident_errors`: the wrong predictions of a step, the most confident one first: sample,
+          class, predicted class, confidence
+        - `foreign_auroc`: how well the largest probability tells familiar samples from those of
+          `foreign` categories of the probe, at each step or at one
+        - `top_samples`: for each unit of a node, the samples with its largest values, and these
+          values; the value of a unit in a sample is the largest one at any position
+        - `unit_effects`: the units of a node, ranked by how much they differ between one category
+          and all other samples (Cohen's d in half of the samples, and in the other half)
+        - `unit_effects_of_types`: the same between types of execution, at their last records up to
+          the step; interventions are left out
+        - `coactivation`: the correlation of each pair of units over samples and positions
+        - `concept_vectors`: the direction of length 1 that tells each category of samples from all
+          others in a node (ridge regression on the first, third, ... sample of each category);
+          `facts["accuracy"]` is that on the others
+        - `concept_derivatives`: the derivative of the loss along these directions at each sample of
+          the training step, from the recorded gradient; `facts["lowers_loss"]` is the share of the
+          samples at which it is negative, for each category
+        - `separability`: how far the samples in a node have collapsed, and their categories are
+          apart, by step: variability collapse (NC1), silhouette, effective rank
+        - `lens_from_records`: the logit lens of each layer of a language model, whose norm and head
+          were recorded: the log-probability of the token that the model predicts at each position;
+          `facts["tokens"]` are those that the layers would predict
 
         Args:
             name: one of `pictures`.
             step: the step; None: all steps if the picture can show several, otherwise the last.
             node: the node, if the picture shows one of several.
             type: type of execution; None: the probe of a declared picture, training for `spectrum`,
-                `flow` and `loss_cam`, and otherwise the first probe, or training without a probe.
+                `flow`, `loss_cam` and `filters`, and otherwise the first probe, or training without
+                a probe.
 
         Raises:
             UnknownNameError: there is no such picture, it could not be made, or the records lack

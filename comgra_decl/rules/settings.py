@@ -167,12 +167,13 @@ def lower_decay(scene: Scene, otherwise: str) -> str:
         return f"No optimizer has weight decay, so {elsewhere}."
     if kind not in DECOUPLED:
         return f"Weight decay {decay:.3g} is added to the gradients: lower it, or {elsewhere}."
-    share = f"{100 * rate * decay:.3g}%"
+    peak = max(rate, scene.rates.most)  # a schedule may have lowered it since
+    share, up_to = f"{100 * peak * decay:.3g}%", "up to " if peak > rate else ""
     removes = (
-        f"Weight decay {decay:.3g} times learning rate {rate:.3g} removes {share} of each weight "
-        "per step"
+        f"Weight decay {decay:.3g} times learning rate {up_to}{peak:.3g} removes {up_to}{share} of "
+        "each weight per step"
     )
-    if rate * decay * max(scene.last_step, 1) < 1:
+    if peak * decay * max(scene.last_step, 1) < 1:
         return f"{removes}, which is too little to explain this: {elsewhere}."
     return f"{removes}: lower the weight decay (0.01 to 0.1 is common for AdamW)."
 

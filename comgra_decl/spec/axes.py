@@ -67,6 +67,15 @@ def name_axes(
     return names or tuple(f"dim {i}" for i in range(number))
 
 
+def unit_axis(names: Sequence[str]) -> int:
+    """Return the value dim whose entries are the units of a layer, by the names of its dims."""
+    return next((i for i, name in enumerate(names) if name in _UNITS), len(names) - 1)
+
+
+_UNITS = ("channel", "feature", "unit")
+"""Possible names of this dim; otherwise, it is the last one."""
+
+
 def _of_parameter(number: int, class_: str) -> tuple[str, ...]:
     if number == 1:
         return ("feature",)

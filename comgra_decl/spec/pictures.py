@@ -357,7 +357,43 @@ class LossSliceSpec(_LandscapeSpec):
         return self
 
 
-_Any = AttributionSpec | AttentionRolloutSpec | LogitLensSpec | _LandscapeSpec
+class MaximiseSpec(SpecModel):
+    """Inputs to which single units respond strongly (Erhan et al. 2009), by gradient ascent.
+
+    The value of a unit is the mean of its output over all positions. The ascent begins with the
+    mean of the probe's samples and some noise. Each step moves the input by `step_size` along the
+    gradient, divided by its root mean square, and then draws it towards that mean by `decay`. Sizes
+    are in units of the standard deviation of the samples.
+    """
+
+    of: Annotated[str, Field(min_length=1)]
+    """The probe, whose samples determine the shape and the scale of the input."""
+
+    method: Literal["maximise"]
+    """Selects the method."""
+
+    select: Selectors = Field(min_length=1)
+    """The layers, such as conv2."""
+
+    units: Annotated[list[Token], Field(min_length=1)] | None = None
+    """The units, such as channels, by number; null for the first eight."""
+
+    points: Annotated[Int, Field(ge=1, le=10_000)] = 64
+    """Number of steps, each of which takes a forward and a backward pass for as many units as the
+    probe has samples."""
+
+    step_size: Annotated[Number, Field(gt=0)] = 0.1
+    """How far a step moves the input, as a root mean square."""
+
+    decay: Annotated[Number, Field(ge=0, lt=1)] = 0.01
+    """The share of the distance to the mean that each step takes back, which keeps parts of the
+    input that do not matter to the unit near the mean."""
+
+    noise: Annotated[Number, Field(ge=0)] = 0.1
+    """The standard deviation of the noise at the beginning, the same for all units and steps."""
+
+
+_Any = AttributionSpec | MaximiseSpec | AttentionRolloutSpec | LogitLensSpec | _LandscapeSpec
 
 _KINDS: dict[str, type[_Any]] = {
     "grad_cam": GradCamSpec,
@@ -367,6 +403,7 @@ _KINDS: dict[str, type[_Any]] = {
     "guided_backprop": GuidedBackpropSpec,
     "integrated_gradients": IntegratedGradientsSpec,
     "occlusion": OcclusionSpec,
+    "maximise": MaximiseSpec,
     "attention_rollout": AttentionRolloutSpec,
     "logit_lens": LogitLensSpec,
     "hessian": HessianSpec,
@@ -409,6 +446,7 @@ PictureSpec = Annotated[
     | Annotated[GuidedBackpropSpec, Tag("GuidedBackpropSpec")]
     | Annotated[IntegratedGradientsSpec, Tag("IntegratedGradientsSpec")]
     | Annotated[OcclusionSpec, Tag("OcclusionSpec")]
+    | Annotated[MaximiseSpec, Tag("MaximiseSpec")]
     | Annotated[AttentionRolloutSpec, Tag("AttentionRolloutSpec")]
     | Annotated[CaptumSpec, Tag("CaptumSpec")]
     | Annotated[LogitLensSpec, Tag("LogitLensSpec")]

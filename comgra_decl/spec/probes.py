@@ -123,6 +123,11 @@ class ProbeSpec(SpecModel):
     labels: list[Int] | None = None
     """The class of each sample, if `batch` provides the samples."""
 
+    foreign: list[Int | str] = []
+    """Categories of samples that belong to none of the model's classes, such as images of another
+    data set in `batch`, with `labels`. The picture `foreign_auroc` shows how well the model's
+    confidence tells them apart from the others; `confusion` and `reliability` leave them out."""
+
     mode: Literal["eval", "train", "as_is"] = "eval"
     """`eval` and `train` set all modules of the copy to that mode; `as_is` leaves each module of
     the copy in the mode that it has in the program. Random numbers are the same at every record

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.decomposition import PCA  # type: ignore[import-untyped]
 from sklearn.linear_model import RidgeClassifier  # type: ignore[import-untyped]
-from sklearn.metrics import confusion_matrix  # type: ignore[import-untyped]
+from sklearn.metrics import confusion_matrix, roc_auc_score  # type: ignore[import-untyped]
 from sklearn.model_selection import StratifiedKFold  # type: ignore[import-untyped]
 
 from comgra_decl.pictures import cloud, likeness, predictions, units
@@ -98,6 +98,24 @@ def test_reliability_equals_a_loop_over_the_samples() -> None:
         assert row[2] == len(members)
         wanted = np.mean(members, axis=0) if members else [np.nan, np.nan]
         np.testing.assert_allclose(row[:2], wanted, rtol=1e-12)
+
+
+@pytest.mark.parametrize("distinct", [3, 1000])
+def test_the_auroc_of_the_confidence_equals_that_of_scikit_learn(distinct: int) -> None:
+    scores = rng.normal(size=(distinct, 4))[rng.integers(distinct, size=60)]  # with ties
+    foreign = rng.random(60) < 0.3
+    confident = predictions.probabilities(scores).max(1)
+    wanted = roc_auc_score(~foreign, confident)
+    assert predictions.foreign_auroc(scores, foreign) == pytest.approx(wanted, rel=1e-12)
+    scores[3] = np.nan
+    assert np.isnan(predictions.foreign_auroc(scores, foreign))
+
+
+def test_a_sample_without_finite_scores_is_no_confident_error() -> None:
+    scores = np.array([[9.0, 0.0], [np.inf, 0.0], [0.0, 1.0], [2.0, 0.0]])
+    order, confident = predictions.confident_errors(np.array([1, 1, 1, 1]), scores)
+    assert order.tolist() == [0, 3]
+    np.testing.assert_allclose(confident, [1 / (1 + np.exp(-9)), 1 / (1 + np.exp(-2))])
 
 
 @pytest.mark.parametrize("features", [3, 60])

@@ -26,6 +26,7 @@ PICTURES = {
     "cam": {"method": "grad_cam", "of": "eyes", "select": {"class": "Conv2d"}, "target": "loss"},
     "guided": {"method": "guided_backprop", "of": "eyes"},
     "bend": {"method": "hessian", "of": "eyes", "points": 3},
+    "dream": {"method": "maximise", "of": "eyes", "select": "**", "points": 2, "units": [0]},
     "slice": {"method": "loss_slice", "of": "eyes", "points": 3},
 }
 

@@ -189,9 +189,9 @@ def test_a_spectrum_has_the_singular_values_of_the_weight_at_each_step(run: Run)
         np.testing.assert_allclose(values, wanted, rtol=1e-10)
 
 
-def test_flow_is_the_norm_of_each_gradient_in_the_order_of_the_nodes(run: Run) -> None:
+def test_flow_is_the_norm_of_each_gradient_in_the_order_of_the_calls(run: Run) -> None:
     found = run.picture("flow", 3)
-    assert found.labels["node"] == [n for n in run.nodes if n in found.labels["node"]]
+    assert found.labels["node"] == ["conv", "act", "head", "Net"]
     for node, norm in zip(found.labels["node"], found.values, strict=True):
         assert norm == pytest.approx(run.slot(node).grad.series("l2")[3])
     assert np.array_equal(run.picture("flow", 3, type="train"), found)
@@ -358,7 +358,9 @@ from comgra_decl.query import open_run
 run = open_run(sys.argv[1])
 for name in ("likeness", "confusion", "reliability", "linear_probe", "flow"):
     assert run.picture(name).values.size
-for name in ("dead_units", "loss_cam", "cam", "likeness_over_steps"):
+units = ("dead_units", "top_samples", "unit_effects", "coactivation")
+clouds = ("concept_vectors", "concept_derivatives", "separability")
+for name in ("loss_cam", "cam", "likeness_over_steps", *units, *clouds):
     assert run.picture(name, node="conv").values.size
 assert run.embedding("conv").values.size
 """

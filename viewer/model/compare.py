@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from comgra_decl.query import differences
 from comgra_decl.viewer.model.comparison_target import Other
@@ -330,6 +331,4 @@ def there_of(other: Other, at: Selection) -> Selection:
 
 
 def _setting(value: Any) -> str:
-    return (
-        "\u2013" if value is None or (np.isscalar(value) and str(value) == "<NA>") else str(value)
-    )
+    return "\u2013" if value is None or value is pd.NA else str(value)

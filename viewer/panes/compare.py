@@ -53,7 +53,7 @@ from comgra_decl.viewer.style import UNCUT
 
 _GRID = """
 :host {
-  box-sizing: border-box; display: grid !important; gap: 0 14px; padding: 8px 14px;
+  box-sizing: border-box; display: var(--stacked, grid) !important; gap: 0 14px; padding: 8px 14px;
   grid-template-columns: 190px minmax(220px, 3fr) minmax(280px, 3fr) minmax(260px, 3fr);
   grid-template-rows: minmax(0, 1fr);
 }
@@ -74,8 +74,9 @@ _GRID = """
   .table { grid-column: 1 / span 2; }
 }
 .choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
+.choices { display: var(--screen-only, block) !important; }
 .scroll-button { display: none !important; }
-@media print { :host { grid-template-rows: minmax(300px, auto) auto auto !important; } }
+@media print { :host { min-height: 0 !important; } }
 """
 _RANKS = "ranks of this run"
 _SAME = "="  # a choice needs a name

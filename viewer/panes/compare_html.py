@@ -75,6 +75,9 @@ def parting_html(search: Search | None) -> str:
             f'<table class="parting"><thead><tr><th>different at step {count(step)}</th>'
             f"<th>this and other</th></tr></thead><tbody>{rows}</tbody></table>"
         )
+        rest = len(search.found.differences) - _LISTED
+        if rest > 0:
+            rows += f'<p class="note">and {count(rest)} later in execution order</p>'
     return f'{title}<div class="parting" role="status">{lines}</div>{rows}'
 
 

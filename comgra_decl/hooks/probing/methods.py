@@ -30,6 +30,7 @@ from comgra_decl.spec.pictures import (
     IntegratedGradientsSpec,
     LogitLensSpec,
     LossSliceSpec,
+    MaximiseSpec,
     OcclusionSpec,
     PictureSpec,
     SaliencySpec,
@@ -52,6 +53,10 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
         from comgra_decl.hooks.probing.curvature import hessian
 
         return hessian(spec, subject)
+    if isinstance(spec, MaximiseSpec):
+        from comgra_decl.hooks.probing.maximising import maximised
+
+        return maximised(spec, subject)
     if isinstance(spec, LossSliceSpec):
         from comgra_decl.hooks.probing.slices import loss_slice
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -186,7 +186,10 @@ def given_samples(
         )
     numbers = labels is not None and all(isinstance(label, int) for label in labels)
     batch = FirstBatch(args, kwargs)
-    return batch.chosen(spec.samples.count, by=None, classes=labels if numbers else None)
+    samples = batch.chosen(spec.samples.count, by=None, classes=labels if numbers else None)
+    if labels is None or numbers:
+        return samples
+    return replace(samples, labels=[str(labels[place]) for place in samples.places])
 
 
 def call_named(function: BatchFunction | FunctionChange | FunctionMeasure, *arguments: Any) -> Any:

@@ -154,12 +154,17 @@ class Subject:
         Raises:
             ProbeError: the model returns something else.
         """
-        args, kwargs = self.samples.to(self.copy.device)
-        if point is not None and point.node is None:
-            args, kwargs = _replaced(args, kwargs, point)
-        elif point is not None and point.node is not None:
+        if point is not None and point.node is not None:
             tap = Tap(frozenset({point.node}), replace={point.node: point.value})
-        return self.scores_of(self.run(args, kwargs, tap))
+            point = None
+        return self.scores_of(self.output(point, tap))
+
+    def output(self, point: Point | None, watch: Watch | None) -> Any:
+        """Return what the model returns, with an argument replaced by the value of a point."""
+        args, kwargs = self.samples.to(self.copy.device)
+        if point is not None:
+            args, kwargs = _replaced(args, kwargs, point)
+        return self.run(args, kwargs, watch)
 
     def selected(self, select: Selectors) -> list[str]:
         """Return the paths of the modules that a picture selects, in the order of the model.
@@ -255,9 +260,10 @@ class Subject:
             )
         else:
             found = self._classes
-        if int(found.max()) >= scores.shape[1]:
+        beyond = found[(found < 0) | (found >= scores.shape[1])]
+        if len(beyond):
             raise ProbeError(
-                f"class {int(found.max())} does not exist; the model has {scores.shape[1]} classes"
+                f"class {int(beyond[0])} does not exist; the model has {scores.shape[1]} classes"
             )
         return found
 

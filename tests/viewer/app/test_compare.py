@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,12 +27,13 @@ from comgra_decl.viewer.model.compare import (
     statistics_of,
 )
 from comgra_decl.viewer.model.comparison_target import ALL_TRAINING, Other, other_of
+from comgra_decl.viewer.model.partings import Search
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve
 from comgra_decl.viewer.model.sheet import slot_of
 from comgra_decl.viewer.panes.compare import ComparePane
-from comgra_decl.viewer.panes.compare_html import ranking_html
+from comgra_decl.viewer.panes.compare_html import parting_html, ranking_html
 from comgra_decl.viewer.url import format_query
 from tests.support.fake_run import FakeRun
 from tests.viewer.app.conftest import BROKEN_FROM
@@ -283,3 +287,24 @@ def test_types_of_one_run_are_compared_at_one_step(root: Path, fake: FakeRun) ->
     assert dashboard.state.other_type == ALL_TRAINING
     pane._choose({"other_type": "="})
     assert dashboard.state.other_type == ""
+
+
+def test_a_setting_that_one_run_lacks_is_a_dash(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, there = (catalogue.open(name) for name in ("first", "second"))
+    table = pd.DataFrame({"a": [pd.NA, None], "b": ["x", 3]}, index=["k", "l"], dtype=object)
+    monkeypatch.setattr("comgra_decl.viewer.model.compare.differences", lambda _: table)
+    found = settings_of(view, Other("second", there, 0))
+    assert found == [("k", "\u2013", "x"), ("l", "\u2013", "3")]
+
+
+def test_a_list_of_differences_says_how_many_it_leaves_out(catalogue: Catalogue) -> None:
+    view, there = (catalogue.open(name) for name in ("first", "second"))
+    found = part(view.run, there.run)
+    one = found.differences[0]
+    many = Search(ref(there), replace(found, differences=(one,) * 11))
+    assert "and 3 later in execution order" in parting_html(many)
+    assert "later in execution order" not in parting_html(
+        replace(many, found=replace(found, differences=(one,) * 8))
+    )

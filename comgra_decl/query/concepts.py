@@ -1,0 +1,74 @@
+"""Concept vectors: the direction of a category in a layer, and what it does to the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.pictures import predictions
+from comgra_decl.records import PROBE_PREFIX, SAMPLE
+
+from .picture import Picture
+from .preview import axis_names
+from .recorded_values import RecordedValues
+
+_RIDGE = 1.0
+"""Penalty of the linear model; scikit-learn's default."""
+
+
+def concept_vectors(read: RecordedValues, step: int | None, node: str | None) -> Picture:
+    """Return the direction of each category in a layer, of length 1; see `Run.picture`."""
+    wanted, at = read.wanted("concept_vectors", node), read.step(step, read.type)
+    value, groups, names = read.grouped(wanted, at)
+    held_out = predictions.every_other(groups)
+    known = np.arange(len(names))
+    if len({*groups[~held_out].tolist()}) < 2:
+        raise UnknownNameError(
+            f"concept vectors need samples of two categories; those of step {at} have "
+            f"{', '.join(names) or 'none'}. Set `samples.by`, or give the samples of a probe "
+            "`labels`."
+        )
+    flat = value.reshape(len(value), -1).astype(np.float64)
+    vectors, accuracy = np.full((len(names), flat.shape[1]), np.nan), float("nan")
+    if np.isfinite(flat).all():
+        slopes, _ = predictions.ridge_slopes(
+            flat[~held_out], groups[~held_out], known, ridge=_RIDGE
+        )
+        with np.errstate(invalid="ignore"):  # a layer that does not vary has no directions
+            vectors = slopes / np.linalg.norm(slopes, axis=1, keepdims=True)
+        accuracy = predictions.linear_accuracy(flat, groups, held_out=held_out, ridge=_RIDGE)
+    facts = {
+        "accuracy": accuracy,
+        "fitted": int((~held_out).sum()),
+        "tested": int(held_out.sum()),
+    }
+    dims = axis_names(read.slot(wanted), value.shape[1:], whole_numbers=False)
+    vectors = vectors.reshape(len(names), *value.shape[1:])
+    labels: dict[str, list[Any]] = {"category": names}
+    return Picture("concept_vectors", vectors, ("category", *dims), wanted, at, labels, facts)
+
+
+def concept_derivatives(read: RecordedValues, step: int | None, node: str | None) -> Picture:
+    """Return the derivative of the loss along each concept vector; see `Run.picture`."""
+    vectors = concept_vectors(read, step, read.wanted("concept_derivatives", node))
+    wanted, at = str(vectors.node), vectors.step
+    assert at is not None  # those of one step
+    type_ = None if (read.type or "").startswith(PROBE_PREFIX) else read.type
+    slot = read.run.slot(wanted, role=read.slot(wanted).key.role)
+    gradient = slot.grad.value(at, type=type_)
+    if gradient.shape[1:] != vectors.values.shape[1:]:
+        raise UnknownNameError(
+            f"the gradient of {wanted!r} at step {at} has the shape {gradient.shape[1:]} per "
+            f"sample, but its concept vectors have {vectors.values.shape[1:]}."
+        )
+    flat = gradient.reshape(len(gradient), -1).astype(np.float64)
+    found = vectors.values.reshape(len(vectors.values), -1) @ flat.T
+    lowered = [float((row < 0).mean()) if np.isfinite(row).all() else np.nan for row in found]
+    labels = {
+        "category": vectors.labels["category"],
+        SAMPLE: read.run.samples(at, type=type_)["label"].tolist(),
+    }
+    facts = {**vectors.facts, "lowers_loss": lowered}
+    return Picture("concept_derivatives", found, ("category", SAMPLE), wanted, at, labels, facts)
