@@ -500,11 +500,17 @@ PICTURE_CHECKS = "picture_checks"
 outside the probe's mask), "gap" and "difference" (mean magnitudes of the completeness gap and of
 the change in the target); and "pairs", each of two names and their mean rank correlation."""
 
+INTERVENTION_CHECKS = "intervention_checks"
+"""Document about the newest record of each intervention, by intervention: "step"; "nothing", a
+sentence about why it did nothing, or None if it had an effect; and "since", the first of the
+records without an interruption after which this has not changed."""
+
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),
-    *("spectrum", "flow", "loss_cam", "dead_units", "confident_errors", "foreign_auroc"),
-    *("top_samples", "unit_effects", "unit_effects_of_types", "coactivation"),
-    *("concept_vectors", "concept_derivatives", "separability", "lens_from_records"),
+    *("spectrum", "flow", "loss_cam", "feature_maps", "filters", "dead_units"),
+    *("confident_errors", "foreign_auroc", "top_samples", "unit_effects", "unit_effects_of_types"),
+    *("coactivation", "concept_vectors", "concept_derivatives", "separability"),
+    "lens_from_records",
 )
 """The pictures that can be computed from records alone; no declared picture has these names."""
 

@@ -32,6 +32,7 @@ function_modes: Callable[[], int]
 dispatch_modes: Callable[[], int]
 without_dispatch_modes: Callable[[], AbstractContextManager[Any]]
 without_functions: Callable[[], AbstractContextManager[None]]
+with_functions: Callable[[], AbstractContextManager[None]]
 is_functorch_wrapped: Callable[[torch.Tensor], bool]
 
 SINCE_2_6 = "2.6 to 2.13"
@@ -40,6 +41,7 @@ SINCE_2_13 = "2.13"
 SEEN = {
     # torch._C: thread-local state, and guards that change it
     "without_functions": ("torch._C.DisableTorchFunction", SINCE_2_6),
+    "with_functions": ("torch._C._EnableTorchFunction", SINCE_2_6),
     "without_keys": ("torch._C._ExcludeDispatchKeyGuard", SINCE_2_6),
     "inference_mode": ("torch._C._InferenceMode", SINCE_2_6),
     "DispatchKey": ("torch._C.DispatchKey", SINCE_2_6),

@@ -12,6 +12,7 @@ from tests.house import sources
 LAYERS = [
     "configs",
     "errors",
+    "bins",
     "records",
     "visible",
     "terminal",

@@ -107,8 +107,8 @@ class View:
 
     Attributes:
         name: Title.
-        build: Called with a `Look`; returns any object that Panel can show (Markdown text, a
-            pandas table, a Bokeh, HoloViews or Matplotlib figure, a widget, ...).
+        build: Called with a `Look`; returns any object that Panel can show (Markdown text
+            without HTML, a pandas table, a Bokeh, HoloViews or Matplotlib figure, a widget, ...).
         update: Called with the object from `build` and a `Look` when something that the view
             reads changes. Must update the object in place, which is faster than building a new one.
             If None, `build` is called again.

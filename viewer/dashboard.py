@@ -16,6 +16,7 @@ from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.custom import ViewsFile
 from comgra_decl.viewer.model import likely_reads as likely
 from comgra_decl.viewer.model.catalogue import Catalogue
+from comgra_decl.viewer.model.clouds import laid_out
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.edge_paint import EFFECTS, painted_interventions
@@ -35,8 +36,8 @@ from comgra_decl.visible import visible
 
 _LOG = logging.getLogger(__name__)
 _KEPT = ("section", "scale", "measure", "expanded", "graph", "between", "route", "pass_",
-         "slicing", "order", "window", "other", "other_step", "axis", "ticked", "smoothing",
-         "x_axis", "metric", "against", "brush")  # fmt: skip
+         "slicing", "order", "window", "other", "other_step", "other_type", "axis", "ticked",
+         "smoothing", "x_axis", "metric", "against", "brush")  # fmt: skip
 _OTHERS = ("run", "colour", "follow", "revision", "looked", "other_revision", "views", "walk",
            "library", *_KEPT)  # fmt: skip
 _OF_ALL_RUNS = ("runs", "explore")
@@ -130,7 +131,7 @@ class Dashboard:
         others = {
             "run": run,
             "revision": view.revision,
-            "looked": looks(view) + ended(view),
+            "looked": _finished(view),
             "follow": follow,
             "colour": colour
             if colour in painted or painted_rule(view, colour) is not None
@@ -184,10 +185,13 @@ class Dashboard:
         self._other = None
         if others["section"] == "compare" or others["colour"] == DIFFERENCE:
             self._other = other_of(
-                self.catalogue, view, at, run=others["other"], step=others["other_step"]
-            )
+                self.catalogue, view, at, run=others["other"], step=others["other_step"],
+                type_=others["other_type"],
+            )  # fmt: skip
             there = self._other.view
             others["other"] = self._other.run
+            if self._other.type is None:
+                others["other_type"] = ""
             others["other_revision"] = -1 if there is None else there.revision
 
     def _on_state(self, *events: Any) -> None:
@@ -256,7 +260,7 @@ class Dashboard:
 
     def _moved(self, view: RunView) -> bool:
         """Return whether findings, other runs or custom views have changed since drawing."""
-        if looks(view) + ended(view) != self.state.looked:
+        if _finished(view) != self.state.looked:
             return True
         if self.state.section in _OF_ALL_RUNS:
             self._library.refresh()
@@ -324,3 +328,8 @@ class Dashboard:
         else:
             if not quiet:
                 self.screen.calm()
+
+
+def _finished(view: RunView) -> int:
+    """Return how much work on the run has ended in the background."""
+    return looks(view) + ended(view) + laid_out(view)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import cycle
 from typing import Any
 
 import holoviews as hv
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.viewer.escaping import bokeh_text
@@ -53,9 +55,42 @@ def as_lines(curve: hv.Curve) -> hv.Curve:
     )
 
 
+def banded(curves: Mapping[str, pd.DataFrame], value: str, title: str) -> hv.Overlay:
+    """Return curves by step over bands from `value - error` to `value + error`.
+
+    Args:
+        curves: by label, tables with the columns "step", `value` and "error". Without finite
+            errors, a curve has no band.
+        value: the name of the values.
+        title: the title.
+    """
+    bands, lines = [], []
+    for (label, table), colour in zip(curves.items(), cycle(LINES), strict=False):
+        ends = table.assign(low=table[value] - table["error"], high=table[value] + table["error"])
+        known = ends[np.isfinite(ends["high"])]
+        if len(known) > 1:
+            band = hv.Area(known, "step", ["low", "high"], label=label)
+            bands.append(
+                styled(
+                    band,
+                    "Area",
+                    {"color": colour, "alpha": 0.25},
+                    bokeh={"line_color": None},
+                    matplotlib={"facecolor": colour, "linewidth": 0},
+                )
+            )
+        curve = as_lines(hv.Curve(table, "step", [value, "error"], label=label))
+        lines.append(styled(curve, "Curve", {"color": colour}))
+    look = {"title": title, "ylabel": value, "show_legend": len(lines) > 1}
+    whole = hv.Overlay([*bands, *lines])
+    return styled(whole, "Overlay", look, bokeh={"height": 300, "legend_position": "right"})
+
+
 def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
     """Draw a marker for each point without neighbours, which a line would not show."""
-    x, y = (np.asarray(curve.dimension_values(number), np.float64) for number in (0, 1))
+    x, y = (np.asarray(curve.dimension_values(number)) for number in (0, 1))  # x may be names
+    if y.dtype.kind not in "biuf":
+        return
     known = np.pad(np.isfinite(y), 1)
     alone = known[1:-1] & ~known[:-2] & ~known[2:]
     if not alone.any():

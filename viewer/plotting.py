@@ -30,6 +30,7 @@ from comgra_decl.viewer.elements import (
     LINE,
     SHORT,
     as_lines,
+    banded,
     bars_against_diagonal,
     cells_of,
     distributions_of,
@@ -48,6 +49,7 @@ from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import smoothed, thin
+from comgra_decl.viewer.model.stretches import candidates, line_of_slot
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
     BLUE,
@@ -132,19 +134,20 @@ class RunPlots:
         `tensor` (name of the tensor). Cells without a record are transparent. Colours follow the
         same rules as in the viewer: at each end of the scale, one percent of the values is clipped,
         and positive values of very different magnitudes have a logarithmic scale. If there is no
-        room for all names, some are omitted; the tooltip contains every name.
+        room for all names, some are omitted; the tooltip contains every name. From 65,536 records
+        on, a cell shows the value of largest magnitude of 256 records, at the step of the first.
 
         Raises:
             UnknownNameError: the run has no such statistic, or no tensor in this pass.
         """
-        table = self._run.heat(statistic, of=of, over_batch=over_batch, type=type)
-        if not len(table.columns):
+        slots = [slot for slot in self._run.arrays.slots if slot.key.pass_ == of]
+        if not slots:
             self._check_pass(of)
-        columns: Any = table.columns
-        names = [_name(node, role, iteration) for node, role, iteration, _ in columns]
+        names = [_name(slot.key.node, slot.key.role, slot.key.iteration) for slot in slots]
         rows = np.arange(len(names))
-        steps = np.asarray(table.index, np.int64)
-        values = table.to_numpy(np.float64).T
+        steps, values, _ = candidates(
+            RunView(self._run), of, [slot.id for slot in slots], (statistic, over_batch, type or "")
+        )
         tensors = np.repeat(np.array(names, object)[:, None], len(steps), axis=1)
         mesh = hv.QuadMesh(
             (edges_of(steps), edges_of(rows), values, tensors),
@@ -222,8 +225,9 @@ class RunPlots:
             if not steps:
                 what = f"of type {shown(type)}; the types are {types}" if type else "at all"
                 raise UnknownNameError(f"no step was recorded {what}.")
+            near = sorted(sorted(steps, key=lambda each: abs(each - (step or 0)))[:3])
             raise UnknownNameError(
-                f"step {step} was not recorded. The steps are {steps[0]} to {steps[-1]}."
+                f"step {step} was not recorded; nearest: {', '.join(map(str, near))}."
             )
         if statistic is not None:
             self._check_pass(of)
@@ -345,36 +349,69 @@ class RunPlots:
         return as_lines(hv.Curve(table, axes[0], name, label=label))
 
     def effects(
-        self, name: str, *, step: int | None = None, share: bool = False
-    ) -> hv.QuadMesh | hv.Curve:
+        self,
+        name: str,
+        *,
+        step: int | None = None,
+        share: bool = False,
+        strongest: int | None = None,
+    ) -> hv.QuadMesh | hv.Overlay:
         """Return the mean effects of an intervention: `Run.effects`.
 
         For a sweep, a heat map of one step: the first axis of the sweep (rows) and the others
-        (columns), whose names are dimensions, too. Without a sweep, a curve of the effect by step.
+        (columns), whose names are dimensions, too. Without a sweep, or with `strongest`, curves of
+        the effects by step, with bands of one standard error of the mean over the samples.
 
         Args:
             name: name of the intervention.
             step: the step of a sweep; by default, the last one.
             share: see `Run.effects`.
+            strongest: the number of places of a sweep to draw as curves: those with the largest
+                effects at the step or, by default, at any step.
 
         Raises:
             UnknownNameError: there is no such intervention or step, or nothing was measured.
+            ValueError: `strongest` is less than 1.
         """
         table = self._run.effects(name, share=share)
         axes = [str(axis) for axis in table.index.names if axis != "step"]
         if not axes:
-            curve = pd.DataFrame({"step": table.index, "effect": table["mean"].to_numpy()})
-            return as_lines(hv.Curve(curve, "step", "effect", label=name))
+            return banded({name: _by_step(table)}, "effect", name)
+        if strongest is not None:
+            found = self._strongest(name, table, axes, strongest, step)
+            return banded(found, "effect", name)
         at = int(table.index.get_level_values("step").max()) if step is None else step
         now = self._run.effects(name, at, share=share)["mean"].droplevel("step")
         rows, *others = ([*map(str, now.index.get_level_values(axis))] for axis in axes)
         columns = [", ".join(each) for each in zip(*others, strict=True)] or [""] * len(now)
         names = [[*dict.fromkeys(rows)], [*dict.fromkeys(columns)]]
+        places = [{label: i for i, label in enumerate(each)} for each in names]
         values = np.full([len(each) for each in names], np.nan)
         for row, column, value in zip(rows, columns, now.to_numpy(np.float64), strict=True):
-            values[names[0].index(row), names[1].index(column)] = value
+            values[places[0][row], places[1][column]] = value
         across = ", ".join(axes[1:]) or "effect of each"
         return cells_of(values, [axes[0], across], names, f"{name} at step {at}", value="effect")
+
+    def _strongest(
+        self, name: str, table: pd.DataFrame, axes: list[str], most: int, step: int | None
+    ) -> dict[str, pd.DataFrame]:
+        """Return the effects in the strongest places of a sweep by step, the strongest first."""
+        if most < 1:
+            raise ValueError(f"strongest must be at least 1, got {most}")
+        ranked = table if step is None else self._run.effects(name, step)
+        sizes = ranked["mean"].abs().groupby(level=axes, sort=False).max()
+        chosen = sizes.sort_values(ascending=False, kind="stable").index[:most]
+        found = {}
+        for place in chosen:
+            values = place if isinstance(place, tuple) else (place,)
+            label = ", ".join(
+                str(value) if axis in ("node", "into") else f"{axis} {value}"
+                for axis, value in zip(axes, values, strict=True)
+            )
+            here = table.xs(values, level=axes)
+            assert isinstance(here, pd.DataFrame)
+            found[label] = _by_step(here)
+        return found
 
     def cloud(
         self,
@@ -444,6 +481,12 @@ class RunPlots:
         return distributions_of(numbers[rows], names, statistic, label, every=every)
 
 
+def _by_step(effects: pd.DataFrame) -> pd.DataFrame:
+    """Return the effects in one place with the columns that `banded` draws."""
+    columns = {"step": effects.index, "effect": effects["mean"], "error": effects["error"]}
+    return pd.DataFrame({key: np.asarray(column) for key, column in columns.items()})
+
+
 class SlotPlots:
     """Plots of one recorded tensor.
 
@@ -457,9 +500,12 @@ class SlotPlots:
     def series(
         self, statistic: str = "mean", *, over_batch: str = "mean", type: str | None = None
     ) -> hv.Curve:
-        """Return one statistic by step, with gaps where the tensor was not recorded."""
-        series = self._slot.series(statistic, over_batch=over_batch, type=type)
-        table = pd.DataFrame({"step": series.index, statistic: series.to_numpy()})
+        """Return one statistic by step, with gaps where the tensor was not recorded.
+
+        From 65,536 records on, the curve has the lowest and the highest value of every 256 records.
+        """
+        steps, values = line_of_slot(self._slot, statistic, over_batch, type)
+        table = pd.DataFrame({"step": steps, statistic: values})
         curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
         return _drawable(as_lines(curve))
 

@@ -229,4 +229,6 @@ def _inspect(act: Act) -> tuple[list[Pane], Any]:
 
 
 def _alone(pane: Pane, css: str) -> tuple[list[Pane], Any]:
-    return [pane], pn.Column(pane.panel, sizing_mode=pane.sizing, margin=0, stylesheets=[css])
+    return [pane], pn.Column(
+        pane.panel, sizing_mode=pane.sizing, margin=0, stylesheets=[css, PRINTED]
+    )

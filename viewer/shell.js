@@ -44,10 +44,29 @@
   };
   wear(); // before anything is painted
   system.addEventListener("change", () => wear());
+  // Between "beforeprint" and the print, the browser applies the style sheets but runs no observers.
+  // The page is therefore laid out for paper here: white, without controls, as wide as A4.
+  const lay = (printed) => {
+    wear(printed ? "light" : undefined);
+    root.classList.toggle("paper", printed);
+    window.dispatchEvent(new CustomEvent("paper", { detail: printed }));
+    for (const figure of window.Bokeh?.index.query((view) => "repaint" in view) ?? []) {
+      figure.after_resize();
+      figure.request_repaint(); // of everything
+      figure.repaint();
+      const { primary, overlays } = figure.canvas_view;
+      // Chromium prints what a canvas cleared as white, which would cover the canvas below
+      if (printed && figure.is_displayed) primary.ctx.drawImage(overlays.canvas, 0, 0);
+      overlays.canvas.style.visibility = printed ? "hidden" : "";
+    }
+  };
   const paper = matchMedia("print");
-  paper.addEventListener("change", () => wear(paper.matches ? "light" : undefined));
-  window.addEventListener("beforeprint", () => wear("light")); // paper is white
-  window.addEventListener("afterprint", () => wear());
+  paper.addEventListener("change", () => lay(paper.matches));
+  window.addEventListener("beforeprint", () => lay(true));
+  window.addEventListener("afterprint", () => {
+    lay(false);
+    requestAnimationFrame(() => lay(paper.matches)); // the style sheets for paper applied until now
+  });
   window.addEventListener("storage", (event) => { if (event.key === KEY) wear(); });
   if (window.Bokeh) {
     try {

@@ -65,6 +65,8 @@ class ViewState(param.Parameterized):
         other: Run to compare with; "" for this run.
         other_step: Step to compare with. None selects the same step of another run, or the first
             step of this run.
+        other_type: Type of execution to compare with; "" for that of this side. See
+            `model.comparison_target.ALL_TRAINING`.
         axis: Whether compared series are absolute or relative to their first value.
         other_revision: Displayed revision of the other run.
         views: Displayed version of the custom views file.
@@ -105,6 +107,7 @@ class ViewState(param.Parameterized):
     window = param.String(default="")
     other = param.String(default="")
     other_step = param.Integer(default=None, allow_None=True)
+    other_type = param.String(default="")
     axis: Any = param.Selector(default="recorded", objects=["recorded", "relative"])
     other_revision = param.Integer(default=-1)
     views = param.Integer(default=-1)

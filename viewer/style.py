@@ -10,6 +10,7 @@ from pathlib import Path
 PRINTED = """
 @media print {
   :host { display: block !important; height: auto !important; overflow: visible !important; }
+  .pane { flex: none !important; height: auto !important; max-height: none !important; }
 }
 """
 """Style sheet of the page's columns, which do not scroll when printed."""
@@ -18,8 +19,8 @@ UNCUT = """
 @media print {
   :host { flex: none !important; height: auto !important; min-height: 0 !important; }
   .choices, .cells, .table, .facts, .statistics-cell {
-    contain: none; flex: none !important; height: auto !important; min-height: auto;
-    overflow: visible;
+    contain: none; flex: none !important; height: auto !important; max-height: none !important;
+    min-height: auto; overflow: visible;
   }
 }
 """

@@ -26,6 +26,7 @@ _TEXTS = {
     "slice": "slicing",
     "window": "window",
     "other": "other",
+    "other_type": "other_type",
     "metric": "metric",
     "against": "against",
     "between": "between",
@@ -48,7 +49,7 @@ _MOST = {"open": 500, "tick": 100}
 _OF_A_NODE = "inspect"
 """Section that is shown if a URL names a node but no section."""
 
-PUSHED = frozenset({"run", "type", "node", "role", "section", "other"})
+PUSHED = frozenset({"run", "type", "node", "role", "section", "other", "other_type"})
 """Parameters whose changes add browser history entries. Others replace the current entry."""
 
 
@@ -59,6 +60,8 @@ def parse(query: str) -> dict[str, Any]:
     for key, value in parse_qsl(query.lstrip("?"), keep_blank_values=True, max_num_fields=None):
         if len(value) > _LONGEST:
             continue
+        # Links written by hand have the name on the tab.
+        value = value.lower() if key == "section" else value
         if key in _TEXTS:
             found[_TEXTS[key]] = value
         elif key in _NUMBERS and value.isascii() and value.isdecimal() and len(value) < 16:

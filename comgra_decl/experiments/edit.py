@@ -273,7 +273,8 @@ class _Editor:
                 for _, parameter in self._modules.parameters(path, edit.spec):
                     old = parameter.detach().clone()
                     heads = self._modules.heads
-                    new = edit.applied(old, path, old, heads=heads, samples=single)
+                    call = Call(path, edit.spec.role, 0)
+                    new = edit.applied(old, call, old, heads=heads, samples=single)
                     parameter.copy_(new)
 
     # -- where a change goes -------------------------------------------------------------------

@@ -55,6 +55,7 @@ from comgra_decl.records import AUTOMATIC, STALLED, RawStep, ScalarBatch, SlotIn
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
+    from comgra_decl.hooks.probing.interventions import Recaller
     from comgra_decl.hooks.probing.perturbations import Perturbations
     from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.schedule.resuming import Resumption
@@ -349,6 +350,11 @@ class HookManager:
             self._train.probing.resume(samples)
         self._steps.resumption = resumption
         self.begin_at(resumption.expected)
+
+    def recall(self, recaller: Recaller) -> None:
+        """Let interventions take values from records of other runs; call it before `attach`."""
+        if self._train.probing is not None:
+            self._train.probing.recall(recaller)
 
     def begin_at(self, step: int) -> None:
         """Give the first step a number other than 0; call it before `attach`."""

@@ -22,12 +22,14 @@ class Basis:
         components: [axes, features], orthonormal.
         explained: [axes], the share of the fitted points' variance along each axis.
         steps: the number of steps that were fitted.
+        node: the node that was fitted; "" for any.
     """
 
     mean: Floats
     components: Floats
     explained: Floats
     steps: int
+    node: str = ""
 
     def project(self, points: NDArray[np.floating]) -> Floats:
         """Return the coordinates [..., axes] of points [..., features]."""

@@ -16,6 +16,8 @@ from comgra_decl.errors import (
     shown,
 )
 from comgra_decl.records import AGGREGATES, SlotInfo
+from comgra_decl.store import levels
+from comgra_decl.store.levels import SPAN, reduced
 
 from . import derived, unusual
 from .snapshot import Snapshot, aggregate
@@ -54,6 +56,28 @@ class Heat(NamedTuple):
     values: NDArray[np.float32]
 
 
+class Extremes(NamedTuple):
+    """Lowest and highest values of a statistic in spans of up to 256 consecutive records.
+
+    NaN is not a value; infinities are. Spans without any selected record are left out.
+
+    Attributes:
+        ids: slot ids.
+        steps: step of the first selected record of each span.
+        low: lowest values, float32 [spans, ids]; NaN where nothing was recorded.
+        high: highest values, likewise.
+        low_steps: steps of the lowest values, int64 [spans, ids]; -1 where nothing was recorded.
+        high_steps: steps of the highest values, likewise.
+    """
+
+    ids: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    low: NDArray[np.float32]
+    high: NDArray[np.float32]
+    low_steps: NDArray[np.int64]
+    high_steps: NDArray[np.int64]
+
+
 class Arrays:
     """Recorded data of a run as arrays by slot id; see `Run.arrays`."""
 
@@ -80,6 +104,34 @@ class Arrays:
     ) -> Heat:
         """Return a statistic for all slots in a pass, at every step."""
         return heat(self._snapshot, statistic, of, over_batch, type)
+
+    @property
+    def long(self) -> bool:
+        """Whether an overview should read `extremes`, which then takes few reads."""
+        return self._snapshot.view.n >= levels.LONG
+
+    def extremes(
+        self,
+        statistic: str,
+        *,
+        ids: NDArray[np.int64],
+        over_batch: str = "mean",
+        type: str | None = None,
+    ) -> Extremes:
+        """Return the extremes of a statistic of some slots, for overviews of long runs."""
+        return extremes(self._snapshot, statistic, ids, over_batch, type)
+
+    def window(
+        self,
+        statistic: str,
+        within: tuple[float, float],
+        *,
+        ids: NDArray[np.int64],
+        over_batch: str = "mean",
+        type: str | None = None,
+    ) -> Heat:
+        """Return a statistic of some slots at the steps of a window, both ends included."""
+        return window(self._snapshot, statistic, within, ids, over_batch, type)
 
     def aggregates(
         self, records: NDArray[np.int64], ids: NDArray[np.int64], names: Sequence[str]
@@ -164,6 +216,61 @@ def heat(
     return Heat(
         ids, snapshot.steps[records], table(snapshot, statistic, over_batch)[records][:, ids]
     )
+
+
+def extremes(
+    snapshot: Snapshot,
+    statistic: str,
+    ids: NDArray[np.int64],
+    over_batch: str,
+    type_: str | None,
+) -> Extremes:
+    """Return the extremes of a statistic of some slots in spans of records."""
+    view, records = snapshot.view, snapshot.records(type_)
+    chosen = np.zeros(view.n, bool)
+    chosen[records] = True
+    if not len(ids) or not len(records):
+        none = np.empty((0, len(ids)))
+        nowhere = none.astype(np.int64)
+        values = none.astype(np.float32)
+        return Extremes(ids, snapshot.steps[:0], values, values, nowhere, nowhere)
+    if is_one_of(statistic, derived.NAMES):
+        every = table(snapshot, statistic, over_batch)[:, ids]
+        found, columns = reduced(every, chosen, 0), np.arange(len(ids))
+    else:
+        column = snapshot.column(statistic, over_batch)
+        slots = slice(int(ids.min()), int(ids.max()) + 1)
+        found = view.extremes(column, slots, chosen, slice(0, view.n))
+        columns = ids - slots.start
+    spans, first = np.unique(records // SPAN, return_index=True)
+    low, high = (array[spans][:, columns] for array in (found.low, found.high))
+    low_at, high_at = (array[spans][:, columns] for array in (found.low_at, found.high_at))
+    low_steps, high_steps = (np.where(at < 0, -1, snapshot.steps[at]) for at in (low_at, high_at))
+    return Extremes(ids, snapshot.steps[records[first]], low, high, low_steps, high_steps)
+
+
+def window(
+    snapshot: Snapshot,
+    statistic: str,
+    within: tuple[float, float],
+    ids: NDArray[np.int64],
+    over_batch: str,
+    type_: str | None,
+) -> Heat:
+    """Return a statistic of some slots at the steps of a window."""
+    records = snapshot.records(type_)
+    steps = snapshot.steps[records]
+    records = records[(steps >= within[0]) & (steps <= within[1])]
+    if not len(records) or not len(ids):
+        values = np.empty((len(records), len(ids)), np.float32)
+    elif is_one_of(statistic, derived.NAMES):
+        values = table(snapshot, statistic, over_batch)[records][:, ids]
+    else:
+        first, low = int(records.min()), int(ids.min())
+        part = slice(first, int(records.max()) + 1), slice(low, int(ids.max()) + 1)
+        read = snapshot.view.tile(snapshot.column(statistic, over_batch), *part)
+        values = read[records - first][:, ids - low]
+    return Heat(ids, snapshot.steps[records], values)
 
 
 def table(snapshot: Snapshot, statistic: str, over_batch: str) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 REDUCTIONS = ("sum", "l2", "abs")
 """How the numbers of a token's embedding become one: their sum, Euclidean norm, or the sum of their
 magnitudes."""
+
+EXPLAINED = "explained"
+"""The axis of the positions that a picture explains, if there are several."""
 
 Spans = Mapping[str, tuple[int, int]]
 """Names of spans, and their first and last position plus 1, as in a slice."""
@@ -50,6 +54,8 @@ def attribution_table(
 ) -> pd.DataFrame:
     """Return the table of a picture; see `Run.token_attributions`."""
     values = np.asarray(picture.values, np.float64)
+    if EXPLAINED in picture.labels:
+        return _by_explained(picture, tokens, words, by=by, spans=spans)
     of_tokens = tokens is not None or picture.axes[1:2] == ("position",)
     if not of_tokens or values.ndim not in (2, 3):
         raise UnknownNameError(
@@ -68,6 +74,32 @@ def attribution_table(
         named = [words[i] if 0 <= i < len(words) and words[i] else i for i in ids]
         found.insert(0, "token", pd.Series(named, index=index, dtype=object))
     return found
+
+
+def _by_explained(
+    picture: Picture,
+    tokens: NDArray[np.integer] | None,
+    words: Sequence[str],
+    *,
+    by: str,
+    spans: Spans | None,
+) -> pd.DataFrame:
+    """Return the tables of all explained positions as one, by sample and explained position."""
+    axes = tuple(axis for axis in picture.axes if axis != EXPLAINED)
+    tables = {
+        position: attribution_table(
+            replace(picture, values=picture.values[:, i], axes=axes, labels={}),
+            tokens,
+            words,
+            by=by,
+            spans=spans,
+        )
+        for i, position in enumerate(picture.labels[EXPLAINED])
+    }
+    whole = pd.concat(tables, names=[EXPLAINED])
+    order = [*tables[picture.labels[EXPLAINED][0]].index.names]
+    ordered: pd.DataFrame = whole.reorder_levels([order[0], EXPLAINED, *order[1:]])
+    return ordered.sort_index()
 
 
 def _by_span(picture: Picture, values: NDArray[np.float64], spans: Spans) -> pd.DataFrame:

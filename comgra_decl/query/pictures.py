@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures import cloud, layouts, likeness, predictions, units
@@ -24,6 +26,7 @@ from comgra_decl.records import (
 from comgra_decl.spec.axes import name_axes
 from comgra_decl.spec.pictures import HessianSpec
 
+from .attributions import EXPLAINED
 from .concepts import concept_derivatives, concept_vectors
 from .judgements import confident_errors, foreign_auroc
 from .picture import Picture
@@ -172,14 +175,10 @@ class Pictures:
         tokens = beside.get(slot.key._replace(role=slot.key.role + LENS_TOKENS))
         if tokens is not None:
             facts["tokens"] = self._snapshot.view.value(record, tokens.id)
-        dims = axis_names(slot, values.shape[1:], whole_numbers=False)
-        if facts.get("method") in _MAPS and len(dims) <= len(_PLACES):
-            dims = _PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
-        if facts.get("method") == "logit_lens" and dims:
-            dims = (*dims[:-1], "position")
-        if "position" in facts and dims:
-            dims = ("position", *dims[1:])
-        labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
+        dims = _dims_of(slot, values, facts)
+        labels: dict[str, list[Any]] = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
+        if EXPLAINED in dims:
+            labels[EXPLAINED] = facts["positions"]
         return Picture(name, values, (SAMPLE, *dims), slot.key.node, at, labels, facts)
 
     def _maximised(self, name: str, slot: SlotInfo, at: int, facts: dict[str, Any]) -> Picture:
@@ -266,6 +265,12 @@ class Pictures:
         points = np.stack([v.reshape(len(v), -1) for v in values.values()])
         if isinstance(basis, Basis):
             used = basis
+            if basis.node not in ("", node):
+                raise SelectionError(
+                    f"the basis is that of {basis.node!r}, whose features are others than those of "
+                    f"{node!r}; pass a basis of this node, or "
+                    'dataclasses.replace(basis, node="") if both have the same features.'
+                )
             if len(basis.mean) != points.shape[-1]:
                 raise SelectionError(
                     f"the basis has {len(basis.mean)} features, but {node!r} has "
@@ -273,9 +278,10 @@ class Pictures:
                 )
         elif basis in ("all", "last"):
             try:
-                used = cloud.fitted(points if basis == "all" else points[-1:])
+                fitted = cloud.fitted(points if basis == "all" else points[-1:])
             except ValueError as error:
                 raise UnknownNameError(f"{node!r} has no cloud: {error}.") from None
+            used = replace(fitted, node=node)
         else:
             raise UnknownNameError(f"basis={shown(basis)} is not 'all', 'last' or a basis.")
         labels = {"step": [*values], SAMPLE: self._read.labels([*values][-1])}
@@ -349,7 +355,7 @@ class Pictures:
         wanted = self._read.wanted("spectrum", node)
         weight = self._run.slot(wanted, role="weight")
         found = {}
-        for at in self._read.steps_of(self._given):
+        for at in self._read.steps_of(self._given) if step is None else [step]:
             try:
                 found[at] = units.spectrum(weight.value(at, type=self._given)[0])
             except UnknownNameError:
@@ -361,12 +367,14 @@ class Pictures:
             )
         labels = {"step": [*found]}
         axes = ("step", "singular value")
-        return Picture("spectrum", np.stack([*found.values()]), axes, wanted, None, labels)
+        return Picture("spectrum", np.stack([*found.values()]), axes, wanted, step, labels)
 
     def _flow(self, step: int | None, node: str | None) -> Picture:
         at = self._read.step(step, self._given)
         row = self._run.row(at, type=self._given)
         passes = row.index.get_level_values("pass")
+        if "l2" not in row:
+            raise UnknownNameError("the statistic 'l2' was not recorded; add it to `stats`.")
         norms = row["l2"][passes == "grad"].dropna()
         if self._given is not None and norms.empty:
             raise UnknownNameError(
@@ -374,7 +382,8 @@ class Pictures:
                 "of training."
             )
         names = norms.index.get_level_values("node").tolist()
-        order = {name: i for i, name in enumerate(self._run.nodes)}
+        tensors = (s for s in self._snapshot.view.slots if s.kind not in ("parameter", "buffer"))
+        order = {name: i for i, name in enumerate(dict.fromkeys(s.key.node for s in tensors))}
         ranked = sorted(range(len(names)), key=lambda i: order[names[i]])
         values = norms.to_numpy(np.float64)[ranked]
         roles = norms.index.get_level_values("role").tolist()
@@ -392,6 +401,24 @@ class Pictures:
         labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         return Picture("loss_cam", cam, (SAMPLE, *names[1:]), wanted, at, labels)
 
+    def _feature_maps(self, step: int | None, node: str | None) -> Picture:
+        wanted, at = self._read.wanted("feature_maps", node), self._read.step(step, self._read.type)
+        values = self._read.value(wanted, at)
+        if values.ndim < 3:
+            raise UnknownNameError(f"{wanted!r} has no maps; its output is {[*values.shape]}.")
+        names = axis_names(self._read.slot(wanted), values.shape[1:], whole_numbers=False)
+        return Picture(
+            "feature_maps", values, (SAMPLE, *names), wanted, at, {SAMPLE: self._read.labels(at)}
+        )
+
+    def _filters(self, step: int | None, node: str | None) -> Picture:
+        wanted, at = self._read.wanted("filters", node), self._read.step(step, self._given)
+        values = self._run.slot(wanted, role="weight").value(at, type=self._given)[0]
+        if values.ndim < 3:
+            raise UnknownNameError(f"{wanted!r} has no kernels; its weight is {[*values.shape]}.")
+        places = _PLACES[2 - values.ndim :] if values.ndim > 3 else ("length",)
+        return Picture("filters", values, ("filter", "channel", *places), wanted, at)
+
     _COMPUTED: ClassVar[dict[str, Callable[[Pictures, int | None, str | None], Picture]]] = {
         "likeness": _layers,
         "likeness_over_steps": _over_time,
@@ -401,5 +428,21 @@ class Pictures:
         "spectrum": _spectrum,
         "flow": _flow,
         "loss_cam": _loss_cam,
+        "feature_maps": _feature_maps,
+        "filters": _filters,
     }
     """The pictures that can be computed from records alone, by name."""
+
+
+def _dims_of(slot: SlotInfo, values: NDArray[Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the axes of a recorded picture, without that of the samples."""
+    dims = axis_names(slot, values.shape[1:], whole_numbers=False)
+    if facts.get("method") in _MAPS and len(dims) <= len(_PLACES):
+        dims = _PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
+    if facts.get("method") == "logit_lens" and dims:
+        dims = (*dims[:-1], "position")
+    if "position" in facts and dims:
+        dims = ("position", *dims[1:])
+    if isinstance(facts.get("positions"), list) and len(dims) > 1:
+        dims = (EXPLAINED, "position", *dims[2:])
+    return dims

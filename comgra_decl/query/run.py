@@ -21,7 +21,7 @@ from comgra_decl.store.parts import Part
 
 from . import arrays, between, derived, graphs, statistics
 from .arrays import Arrays
-from .attributions import Spans, attribution_table
+from .attributions import EXPLAINED, Spans, attribution_table
 from .between import Between
 from .checkpoints import Checkpoint, checkpoint, checkpoint_steps
 from .chunks import Chunk, chunks
@@ -614,9 +614,11 @@ class Run(RunFacts):
         - `linear_probe`: accuracy of a ridge classifier of each node's output on every other sample
           of each class, after fitting it to the rest
         - `dead_units`: whether each unit of a node is at or below 0 everywhere, by step
-        - `spectrum`: singular values of a node's weight by step
-        - `flow`: the gradient norm of each node at a step, in the order of the nodes
+        - `spectrum`: singular values of a node's weight, at each step or at one
+        - `flow`: the gradient norm of each node at a step, in the order of the calls
         - `loss_cam`: Grad-CAM of the loss at a training step, from an output and its gradient
+        - `feature_maps`: a node's output for each sample at a step, one map for each channel
+        - `filters`: the kernels of a convolution at a training step, [filter, channel, ...]
         - `confident_errors`: the wrong predictions of a step, the most confident one first: sample,
           class, predicted class, confidence
         - `foreign_auroc`: how well the largest probability tells familiar samples from those of
@@ -645,7 +647,8 @@ class Run(RunFacts):
             step: the step; None: all steps if the picture can show several, otherwise the last.
             node: the node, if the picture shows one of several.
             type: type of execution; None: the probe of a declared picture, training for `spectrum`,
-                `flow` and `loss_cam`, and otherwise the first probe, or training without a probe.
+                `flow`, `loss_cam` and `filters`, and otherwise the first probe, or training without
+                a probe.
 
         Raises:
             UnknownNameError: there is no such picture, it could not be made, or the records lack
@@ -675,7 +678,8 @@ class Run(RunFacts):
         Returns:
             One row per sample and position with "token" and "value". The token is text if the spec
             has `tokens`, and otherwise a number; it is missing if the input was not recorded. With
-            `spans`, one row per sample, and the sum of each span as a column.
+            `spans`, one row per sample, and the sum of each span as a column. If the picture
+            explains several positions, the index also has "explained", the explained position.
 
         Raises:
             UnknownNameError: there is no such picture, reduction or span, or the picture has no
@@ -686,7 +690,8 @@ class Run(RunFacts):
             raise UnknownNameError(f"the picture {name!r} has no number for each token.")
         type_ = probe_type(self.spec.pictures[name].of)
         record = self._snapshot.record(picture.step, type_)
-        size = picture.values.shape[1] if picture.values.ndim > 1 else 0
+        axis = 2 if EXPLAINED in picture.labels else 1
+        size = picture.values.shape[axis] if picture.values.ndim > axis else 0
         tokens = tokens_of(self._snapshot, record).get(size)
         return attribution_table(picture, tokens, self.tokens, by=by, spans=spans)
 
@@ -723,14 +728,15 @@ class Run(RunFacts):
 
         Args:
             node: the node.
-            basis: the steps to which the basis is fitted, "all" or "last", or an existing basis;
-                for principal components only.
+            basis: the steps to which the basis is fitted, "all" or "last", or an existing basis
+                of the same node; for principal components only.
             method: "pca", "tsne" or "umap".
             type: type of execution; None: the first probe, or training if there is no probe.
 
         Raises:
             UnknownNameError: no values of this node were recorded, or too few; or there is no such
                 method.
+            SelectionError: the basis is that of another node, or has another number of features.
             MissingPackageError: openTSNE or umap-learn is not installed.
         """
         if method in layouts.METHODS:

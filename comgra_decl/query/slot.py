@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.records import SlotInfo, SlotKey
+from comgra_decl.store import levels
 from comgra_decl.store.parts import Part
 
 from . import distributions, statistics
@@ -128,6 +129,29 @@ class Slot:
             UnknownNameError: the statistic or type does not exist; similar names are suggested.
         """
         return statistics.series(self._snapshot, self._info, statistic, over_batch, type)
+
+    @property
+    def long(self) -> bool:
+        """Whether the run has so many records that plots show `extremes` rather than all values."""
+        return self._snapshot.view.n >= levels.LONG
+
+    def extremes(
+        self, statistic: str = "mean", *, over_batch: str = "mean", type: str | None = None
+    ) -> pd.DataFrame:
+        """Return the lowest and highest values of a statistic in spans of up to 256 records.
+
+                       low  low_step      high  high_step
+            step
+            0     0.912004       131  1.002241          0
+            256   0.898731       402  0.958310        257
+
+        The index is the first step of each span. A run of a million records has about 4,000 spans,
+        and reading them takes few reads. NaN and -1 where nothing was recorded.
+
+        Raises:
+            UnknownNameError: the statistic or type does not exist; similar names are suggested.
+        """
+        return statistics.extremes(self._snapshot, self._info, statistic, over_batch, type)
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> pd.DataFrame:
         """Return a statistic for each recorded sample: one row per step, one column per sample.

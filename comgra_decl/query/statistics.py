@@ -34,6 +34,21 @@ def series(
     return pd.Series(values, index=snapshot.step_index(records), name=statistic)
 
 
+def extremes(
+    snapshot: Snapshot, slot: SlotInfo, statistic: str, over_batch: str, type_: str | None
+) -> pd.DataFrame:
+    """Return the lowest and highest values of a slot in spans of records; see `Slot.extremes`."""
+    ids = np.array([slot.id], np.int64)
+    found = arrays.extremes(snapshot, statistic, ids, over_batch, type_)
+    columns = {
+        "low": found.low[:, 0],
+        "low_step": found.low_steps[:, 0],
+        "high": found.high[:, 0],
+        "high_step": found.high_steps[:, 0],
+    }
+    return pd.DataFrame(columns, pd.Index(found.steps, name="step"))
+
+
 def long(
     snapshot: Snapshot,
     names: Sequence[str],

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import Note, SlotInfo, StoredPreview, Structure
 from comgra_decl.store import RunMeta
+from comgra_decl.store.levels import Extremes
 from comgra_decl.store.parts import Part
 from comgra_decl.store.sessions import Session
 
@@ -111,6 +112,21 @@ class RecordView(Protocol):
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
         """Return all slots over all records, [n, slots, ...]."""
+
+    def tile(self, column: int, records: slice, slots: slice) -> NDArray[np.float32]:
+        """Return one column of "agg" for some slots in some records, [records, slots]."""
+
+    def extremes(
+        self, column: int, slots: slice, chosen: NDArray[np.bool_], within: slice
+    ) -> Extremes:
+        """Return the lowest and the highest values of a column of "agg" in spans of records.
+
+        Args:
+            column: the column.
+            slots: the slots.
+            chosen: which records count [n].
+            within: records, which the spans cover.
+        """
 
     def lost(self, family: str, slot: int) -> NDArray[np.bool_] | None:
         """Return which records of a slot are damaged, [n]; None if none are."""

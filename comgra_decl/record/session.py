@@ -129,6 +129,10 @@ class Session:
         self._attend()
         if self._past is not None:
             self._go_on(self._hooks, self._past)
+        if self._spec.interventions:
+            from comgra_decl.record.recalling import Recalling
+
+            self._hooks.recall(Recalling())
         self._hooks.attach()
         atexit.register(self._finish_at_exit)
         _log.info("recording to %s", self.path)

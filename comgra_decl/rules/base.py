@@ -110,8 +110,8 @@ class Scene:
         reshaped: by the same hash, the slots whose shape in the first record with that graph
             differs from the slot table.
         structure: the dependency graph of the newest record that has one.
-        documents: the run's documents "modules", "report" and "picture_checks" and, at the end,
-            "perturbations".
+        documents: the run's documents "modules", "report", "picture_checks" and
+            "intervention_checks" and, at the end, "perturbations".
         calls: the distinct calls that compare a prediction with a target (at most 256). For each
             call, the steps of the first and last training record that contain it, and the number of
             such records.

@@ -10,7 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import SpecError
-from comgra_decl.records import ENDED, PERTURBATIONS, PICTURE_CHECKS, PROFILE, SKIPPED_STEP
+from comgra_decl.records import (
+    ENDED,
+    INTERVENTION_CHECKS,
+    PERTURBATIONS,
+    PICTURE_CHECKS,
+    PROFILE,
+    SKIPPED_STEP,
+)
 from comgra_decl.rules.base import Rule
 from comgra_decl.rules.catalogue import build
 from comgra_decl.rules.engine import Engine, Unchecked
@@ -153,7 +160,7 @@ def examined(
     engine = Engine(built, statistics)
     engine.add_document("modules", run.modules)
     engine.add_document("report", run.report)
-    for name in (PERTURBATIONS, PICTURE_CHECKS, PROFILE):
+    for name in (PERTURBATIONS, PICTURE_CHECKS, INTERVENTION_CHECKS, PROFILE):
         if (content := run.document(name)) is not None:
             engine.add_document(name, content)
     feed(engine, run)

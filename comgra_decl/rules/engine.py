@@ -13,6 +13,7 @@ import numpy as np
 from comgra_decl.records import (
     ATTENTIONS,
     BATCH_SOFTMAXES,
+    INTERVENTION_CHECKS,
     OBJECTIVES,
     OPTIMIZERS,
     PERTURBATIONS,
@@ -43,7 +44,7 @@ class Unchecked:
     reason: str
 
 
-DOCUMENTS = ("modules", "report", PERTURBATIONS, PICTURE_CHECKS, PROFILE)
+DOCUMENTS = ("modules", "report", PERTURBATIONS, PICTURE_CHECKS, INTERVENTION_CHECKS, PROFILE)
 """The documents that rules read."""
 
 

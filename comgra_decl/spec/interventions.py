@@ -27,6 +27,14 @@ NODE = "node"
 KNOWN_PARTS = {"head": -1, "channel": 1, "position": 1, "token": 1, "feature": -1}
 """The dimension of each part that needs no `dim`."""
 
+ATTENTION = "attention"
+"""The role of attention patterns."""
+
+PATTERN_PARTS = {"head": 1, "query": 2, "key": 3}
+"""The dimension of each part of an attention pattern, which is [samples, heads, queries, keys]."""
+
+_GRADIENTS = ("output_grad", "input_grad", "parameter_grad", "grad")
+
 INTO = "into"
 """The name of the axis of a sweep over the receiving modules. Parts of their tensors have this
 prefix and a dot, such as "into.head"."""
@@ -64,14 +72,9 @@ def _as_part(value: Any) -> Any:
 
 
 def _checked_parts(parts: dict[str, PartSpec]) -> dict[str, PartSpec]:
-    for name, part in parts.items():
+    for name in parts:
         if name in _RESERVED or not name.isidentifier():
             raise ValueError(f"{name!r} cannot name a part; use a name such as head or position")
-        if part.dim is None and name not in KNOWN_PARTS:
-            raise ValueError(
-                f"{name!r} needs a `dim`; only {', '.join(KNOWN_PARTS)} have a usual dimension"
-                f"{did_you_mean(name, KNOWN_PARTS)}"
-            )
     return parts
 
 
@@ -91,7 +94,48 @@ class CategoryDifference(SpecModel):
     """The two categories: the first minus the second."""
 
 
+class RecordedSpec(SpecModel):
+    """A tensor in a record of another run, or of this run before it was resumed.
+
+    Its values must have been stored. They are read once, before training.
+    """
+
+    run: Annotated[str, Field(min_length=1)]
+    """The folder of the run; of a group, its newest run."""
+
+    step: Int | None = None
+    """The step; null: the last one."""
+
+    type: Annotated[str, Field(min_length=1)] | None = None
+    """The type of execution, such as `train` or `probe:eyes`; null: that of the intervention's own
+    probe."""
+
+    node: Annotated[str, Field(min_length=1)] | None = None
+    """The node; null: the changed module."""
+
+    role: Annotated[str, Field(min_length=1)] | None = None
+    """The tensor of the node, as in `run.slots`; null: that of the changed tensor."""
+
+
+class RecordedPatch(RecordedSpec):
+    """The value of a tensor in a record, for each sample."""
+
+    sample: Int | list[Int] | None = None
+    """The number of the recorded sample whose value all samples receive, or a list with one for
+    each sample. null: each sample receives that of the recorded sample with the same number."""
+
+
+class RecordedMean(RecordedSpec):
+    """The mean of a tensor over the recorded samples, or a difference of two means."""
+
+    difference: Annotated[list[Int | str], Field(min_length=2, max_length=2)] | None = None
+    """Two labels of recorded samples: the mean over those with the first minus the mean over those
+    with the second. null: the mean over all samples."""
+
+
 def _which_vector(value: Any) -> str:
+    if isinstance(value, RecordedMean) or (isinstance(value, Mapping) and "run" in value):
+        return "RecordedMean"
     if isinstance(value, (CategoryDifference, Mapping)):
         return "CategoryDifference"
     if isinstance(value, str):
@@ -103,10 +147,12 @@ Vector = Annotated[
     Annotated[Number, Tag("number")]
     | Annotated[list[Any], Tag("list")]
     | Annotated[str, Field(min_length=1), Tag("file")]
-    | Annotated[CategoryDifference, Tag("CategoryDifference")],
+    | Annotated[CategoryDifference, Tag("CategoryDifference")]
+    | Annotated[RecordedMean, Tag("RecordedMean")],
     Discriminator(_which_vector),
 ]
-"""A number, a nested list of numbers, a .npy file, or a difference of category means."""
+"""A number, a nested list of numbers, a .npy file, a difference of category means, or a mean of
+another run."""
 
 
 class NoiseChange(SpecModel):
@@ -146,7 +192,8 @@ class AddChange(SpecModel):
     """Adds a steering vector, broadcast as numpy does, from the last dimension."""
 
     add: Vector
-    """A number, a list, the path of a .npy file, or {difference: [A, B]}."""
+    """A number, a list, the path of a .npy file, {difference: [A, B]}, or a mean over recorded
+    samples: {run: PATH, step: 400, difference: [A, B]}."""
 
     scale: Number = 1.0
     """The factor of what is added."""
@@ -156,27 +203,42 @@ def _checked_source(source: str) -> str:
     known = ("clean", "other")
     if source not in known and not source.endswith(".npy"):
         raise ValueError(
-            f"{source!r} is not clean, other, the number of a sample or the path of a .npy file"
-            f"{did_you_mean(source, known)}"
+            f"{source!r} is not clean, other, the number of a sample, the path of a .npy file or "
+            f"{{run: PATH, step: 400}}{did_you_mean(source, known)}"
         )
     return source
 
 
-class PatchChange(SpecModel):
-    """Puts values of the unchanged pass, or of a file, in place of the values."""
+def _which_source(value: Any) -> str:
+    if isinstance(value, (RecordedPatch, Mapping)):
+        return "RecordedPatch"
+    if isinstance(value, (list, tuple)):
+        return "list"
+    return "name" if isinstance(value, str) else "number"
 
-    patch: Annotated[str, AfterValidator(_checked_source)] | Int | list[Int]
+
+class PatchChange(SpecModel):
+    """Puts values of the unchanged pass, of a file, or of another run in place of the values."""
+
+    patch: Annotated[
+        Annotated[str, AfterValidator(_checked_source), Tag("name")]
+        | Annotated[Int, Tag("number")]
+        | Annotated[list[Int], Tag("list")]
+        | Annotated[RecordedPatch, Tag("RecordedPatch")],
+        Discriminator(_which_source),
+    ]
     """`clean`: the sample's own value. `other`: that of the next sample; the last one receives that
     of the first. A number: that of this sample, for all samples. A list: for each sample, the
     sample whose value it receives. The path of a .npy file: an array of the tensor's shape, or one
-    that can be broadcast to it."""
+    that can be broadcast to it. `{run: PATH, step: 400}`: the value in a record of another run."""
 
 
 class ProjectionChange(SpecModel):
     """Removes the component along a direction: x - (x·v / v·v) v."""
 
     project_off: Vector
-    """The direction: a list, the path of a .npy file, or {difference: [A, B]}."""
+    """The direction: a list, the path of a .npy file, {difference: [A, B]}, or a mean over recorded
+    samples: {run: PATH, step: 400, difference: [A, B]}."""
 
     dim: Int = -1
     """The dimension along which the direction lies, counted in the full tensor with its batch
@@ -257,8 +319,9 @@ class PlaceSpec(SpecModel):
     role: Annotated[str, Field(min_length=1)] = "output"
     """The tensor of each module, by its role: `output`, `output[1]`, `input`, `input.mask`, or a
     parameter, such as `weight`; `parameter` for all of its own, which do not include a weight that
-    weight norm or another parametrization computes. If a module returns or receives several
-    tensors, `output` and `input` are the first floating-point one. A tied parameter changes
+    weight norm or another parametrization computes; or `attention`, the weights [samples, heads,
+    queries, keys] of the attention that is computed inside it. If a module returns or receives
+    several tensors, `output` and `input` are the first floating-point one. A tied parameter changes
     wherever it is used."""
 
     iteration: Annotated[Int, Field(ge=0)] | None = None
@@ -272,7 +335,21 @@ class PlaceSpec(SpecModel):
     @property
     def of_parameters(self) -> bool:
         """Whether the role is that of a parameter rather than of an input or output."""
-        return not self.role.startswith(("output", "input"))
+        return not self.role.startswith(("output", "input")) and self.role != ATTENTION
+
+    @property
+    def known_parts(self) -> Mapping[str, int]:
+        """The dimension of each part that needs no `dim`."""
+        return PATTERN_PARTS if self.role == ATTENTION else KNOWN_PARTS
+
+    @model_validator(mode="after")
+    def _is_no_gradient(self) -> Self:
+        if self.role in _GRADIENTS or self.role.endswith(".grad"):
+            raise ValueError(
+                f"role: {self.role!r} is a gradient, which the forward pass of an intervention "
+                "does not compute"
+            )
+        return self
 
     @model_validator(mode="after")
     def _selects_modules(self) -> Self:
@@ -282,7 +359,13 @@ class PlaceSpec(SpecModel):
 
     @model_validator(mode="after")
     def _divides_values(self) -> Self:
+        known = self.known_parts
         for name, part in self.parts.items():
+            if part.dim is None and name not in known:
+                raise ValueError(
+                    f"parts: {name!r} needs a `dim`; only {', '.join(known)} have a usual "
+                    f"dimension{did_you_mean(name, known)}"
+                )
             if part.dim == 0 and not self.of_parameters:
                 raise ValueError(f"parts.{name}: dimension 0 is that of the samples")
         return self
@@ -297,7 +380,7 @@ class ReceiverSpec(PlaceSpec):
 
     @model_validator(mode="after")
     def _receives_values(self) -> Self:
-        if self.of_parameters:
+        if self.of_parameters or self.role == ATTENTION:
             raise ValueError(
                 f"role: must be an input or output of a receiver, such as input, got {self.role!r}"
             )
@@ -332,7 +415,7 @@ class ChangeSpec(PlaceSpec):
         needs_samples = do == "mean" or isinstance(do, PatchChange)
         if isinstance(do, (AddChange, ProjectionChange)):
             vector = do.add if isinstance(do, AddChange) else do.project_off
-            needs_samples = isinstance(vector, CategoryDifference)
+            needs_samples = isinstance(vector, (CategoryDifference, RecordedMean))
         if self.of_parameters and needs_samples:
             name = do if isinstance(do, str) else next(iter(do.model_dump()))
             raise ValueError(
@@ -435,7 +518,7 @@ class InterventionSpec(ChangeSpec):
 
     @model_validator(mode="after")
     def _sweeps_over_parts(self) -> Self:
-        known = [NODE, *self.parts, *KNOWN_PARTS]
+        known = [NODE, *self.parts, *self.known_parts]
         if self.into is not None:
             parts = dict.fromkeys([*self.into.parts, *KNOWN_PARTS])
             known += [INTO, *(f"{INTO}.{name}" for name in parts)]
@@ -457,6 +540,10 @@ class InterventionSpec(ChangeSpec):
     def _has_a_path(self) -> Self:
         if self.into is None and self.frozen:
             raise ValueError("frozen: needs `into`, the receivers, such as `into: head`")
+        if self.into is not None and self.role == ATTENTION:
+            raise ValueError(
+                "into: a path begins at an input or output of a module, not at an attention pattern"
+            )
         if self.into is not None and self.of_parameters:
             raise ValueError(
                 f"into: a path begins at an input or output of a module, but the role "

@@ -35,8 +35,10 @@ class TokenTarget(SpecModel):
     rather_than: Token | list[Token] | None = None
     """Another token, whose output is subtracted: a number, or a list with one for each sample."""
 
-    position: Int = -1
-    """If the model returns [samples, positions, tokens], the position whose output is explained."""
+    position: Literal["all"] | Int | list[Int] = -1
+    """If the model returns [samples, positions, tokens], the position whose output is explained. A
+    list, or `all`: each of these positions; the picture has one axis more. `all` omits the last
+    one if `token` is `next`."""
 
     score: Literal["logit", "log_probability"] = "logit"
     """What the output is: the logit, or the logarithm of the probability."""
@@ -227,8 +229,9 @@ class AttentionRolloutSpec(SpecModel):
     method: Literal["attention_rollout"]
     """Selects the method."""
 
-    position: Int = -1
-    """The position whose attention is shown."""
+    position: Literal["all"] | Int | list[Int] = -1
+    """The position whose attention is shown. A list, or `all`: each of these positions; the
+    picture has one axis more."""
 
     residual: Annotated[Number, Field(ge=0, le=1)] = 0.5
     """The share of the residual connection in each layer; the paper has 0.5."""

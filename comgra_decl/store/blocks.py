@@ -71,14 +71,23 @@ class BlockBuffer:
 
     def _joined(self, name: str, data: NDArray[Any], boundary: int, first: int) -> NDArray[Any]:
         parts = [families[name] for families in self._pending] + [data[: boundary - first]]
+        joined = self._stacked(name, parts)
+        assert len(joined) == self._block, "the open block lost rows"
+        return joined
+
+    def open_rows(self, name: str) -> NDArray[Any] | None:
+        """Return the rows in the open block, [records, columns, ...]; None if it is empty."""
+        parts = [families[name] for families in self._pending]
+        return self._stacked(name, parts) if parts else None
+
+    def _stacked(self, name: str, parts: list[NDArray[Any]]) -> NDArray[Any]:
         width = max(part.shape[1] for part in parts)
-        shape = (self._block, width, *data.shape[2:])
-        joined = np.full(shape, self._fills[name], data.dtype)
+        shape = (sum(map(len, parts)), width, *parts[0].shape[2:])
+        joined = np.full(shape, self._fills[name], parts[0].dtype)
         at = 0
         for part in parts:
             joined[at : at + len(part), : part.shape[1]] = part
             at += len(part)
-        assert at == self._block, "the open block lost rows"
         return joined
 
 

@@ -29,6 +29,7 @@ from .layout import (
     standard_forms,
     step_key,
 )
+from .levels import SPAN, LevelReader, LevelTable, level_columns
 from .logs import Facts, Log, Names, Stage, slot_row
 from .meta import RunMeta
 from .previews import preview_index
@@ -58,7 +59,8 @@ class Contents:
         self._scalars = ScalarTable(self._names, bound=meta.bound)
         self._records = RecordChunks()
         stages: list[Stage] = [*self._logs.values(), self._names, self._values, self._facts]
-        self._stages = [*stages, self._scalars, self._records]
+        self._levels = LevelTable(level_columns(meta))
+        self._stages = [*stages, self._scalars, self._records, self._levels]
         self._shapes: list[tuple[int, ...]] = []  # shape of each slot in the slot table
         self._forms: dict[str, ArrayForm] = {}
         self._handles: dict[str, ts.TensorStore] = {}
@@ -99,15 +101,34 @@ class Contents:
         self._write_values(commit, first, _with_previews(values, infos))
         self._write_facts(commit, first, infos, values)
         families = self._families(first, batches)
+        facts: dict[int, NDArray[np.float64]] = {}
+        completed: list[tuple[int, NDArray[np.float32]]] = []
         for name, at, data in blocks.pieces(first, families):
             form = self._forms[name]
+            if name == "kpi/blk":  # comes before the statistics
+                facts[at] = data
+            if name == "agg/blk" and SPAN % form.chunk[0] == 0:
+                completed.append((at, data))
             if form.chunk[-1] < data.shape[-1] and len(data) > 1:
                 data = _by_column(data)
             commit.write(self._array(form, commit), form, at, data)
         for name, at, data in self._records.pieces(first, families["kpi"]):
             form = self._forms[name]
             commit.write(self._array(form, commit), form, at, data)
+        for at, data in sorted(completed, key=lambda piece: piece[0]):
+            self._levels.add(commit, at, data, facts[at])
         self._written = first, families
+
+    def finish(self, commit: Commit, head: Mapping[str, Any]) -> None:
+        """Write what waits for further records."""
+        rows = self._blocks.open_rows("agg") if self._blocks is not None else None
+        if self._blocks is None or self.block_steps is None:
+            return
+        edge = int(head["n"]) // self.block_steps * self.block_steps
+        facts = self._blocks.open_rows("kpi")
+        if rows is None or facts is None:
+            rows, facts = np.empty((0, 0, level_columns(self._meta)), np.float32), np.empty((0, 0))
+        self._levels.finish(commit, edge, rows, facts)
 
     def resume(self, view: View, head: Mapping[str, Any]) -> None:
         """Restore the state of a resumed run.
@@ -140,6 +161,18 @@ class Contents:
             ]
         )
         self._records.resume(view.records[view.n // RECORDS_CHUNK * RECORDS_CHUNK :])
+        self._resume_levels(view, block)
+
+    def _resume_levels(self, view: View, block: int) -> None:
+        width = round_up(max(1, len(self._shapes)), self._forms["agg/row"].chunk[1])
+        columns = level_columns(self._meta)
+        self._levels.resume(LevelReader(self._db, view.records).restored(columns, width))
+        if SPAN % block == 0:
+            commit = Commit(self._db)  # of which nothing is written
+            for at in range(view.n // SPAN * SPAN, view.n // block * block, block):
+                rows = view.rows("agg", at, at + block)
+                self._levels.add(commit, at, rows, view.records[at : at + block])
+            self._levels.accept()
 
     def accept(self) -> None:
         """Mark the batches as written."""

@@ -27,7 +27,8 @@ from .database import (
 from .drafts import drafted
 from .folder import PassedOver
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
-from .layout import HEAD_KEY, RUN_KEY, RecordColumn
+from .layout import HEAD_KEY, LEVELS, RUN_KEY, RecordColumn
+from .levels import write_levels
 from .location import Location, Remote, Where, location
 from .reader import Reader
 from .remote import Objects, databases_within
@@ -230,8 +231,11 @@ def transfer(
         changed = {key for region in facts for key in keys_of(region)}
         for region in facts:
             changed |= _copy_facts(reader.database, target, region)
+        changed |= {key for key in keys if key.startswith(LEVELS)}
         keys = [key for key in keys if key not in changed]
     _copy_keys(reader.database, target, keys, progress)
+    if compact:
+        write_levels(reader.view, target)
     last = Commit(target)
     last.put(RUN_KEY, *reader.database.read_all([RUN_KEY]))
     generation = (newest_version(target.place.parent) or 1) + 1

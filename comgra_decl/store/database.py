@@ -211,6 +211,28 @@ class Database:
                 )
         return [bytes(result.value) for result in found]
 
+    def read_derived(self, keys: Sequence[str], *, most: int) -> list[bytes | None]:
+        """Read keys concurrently that can be computed anew; None for those that cannot be read.
+
+        Args:
+            keys: the keys.
+            most: maximum size of each, in bytes.
+        """
+        try:
+            self._refuse_large(keys, most)
+        except DamagedRunError:
+            return [None] * len(keys)
+        found: list[bytes | None] = []
+        for read in [self.kv.read(key) for key in keys]:
+            try:
+                result = read.result()
+            except _RAISED as error:
+                self.refuse_out_of_reach(error)
+                found.append(None)
+                continue
+            found.append(bytes(result.value) if result.state == "value" else None)
+        return found
+
     def keys(self, low: str, high: str) -> list[str]:
         """Return the keys from `low` (included) to `high` (excluded), ascending."""
         with self.reading(low):

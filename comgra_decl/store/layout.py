@@ -6,7 +6,8 @@ one record and is written with every commit, so that reading a record takes a si
 a chunk holds `block_steps` records and a few columns and is written when a block is full, so that
 reading a series takes few reads. If all records in a block are in the same commit, they are stored
 only as a block, as indicated by the `FORM` record column. The numeric facts of records are stored a
-third time, in the few large chunks of `records`, so that opening a long run takes few reads.
+third time, in the few large chunks of `records`, so that opening a long run takes few reads. Long
+runs also have keys with the extremes of every 256 records, which overviews read (`levels.py`).
 
 Scalars (values logged at any step) are stored similarly, but without arrays. Each commit writes its
 scalars as one key, and each block of scalars is written as one key once it is full. `head.scalars`
@@ -36,6 +37,9 @@ SPACED_SINCE = 5
 """First version in which bins need not be equally wide."""
 
 RUN_KEY = "meta/run.json"
+LEVELS = "levels/"
+"""Prefix of the keys of the level of detail, which is derived from other data."""
+
 SESSION_KEY = "meta/run.{}.json"
 """Like `RUN_KEY`, but for each program that resumed the run; numbering starts at 2."""
 
@@ -283,3 +287,8 @@ def graph_key(digest: str) -> str:
 def document_key(name: str) -> str:
     """Return the key of a named document."""
     return f"docs/{name}.json"
+
+
+def level_key(first: int, column: int, tile: int) -> str:
+    """Return the key of the level of detail of a statistic; see `levels.py`."""
+    return f"{LEVELS}{first:0{DIGITS}d}/{column}/{tile}"

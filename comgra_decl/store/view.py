@@ -27,6 +27,7 @@ from .layout import (
     graph_key,
     step_key,
 )
+from .levels import Extremes, LevelReader
 from .meta import RunMeta
 from .parts import Part, cut
 from .plausible import check_depth, check_edges, check_facts, check_records
@@ -73,6 +74,7 @@ class View:
         self._handles: dict[tuple[str, bool], ts.TensorStore] = {}  # by name and whether cached
         self._facts = lru_cache(maxsize=64)(_of_weak(self._read_facts))
         self._salvage = self._new_salvage()
+        self._levels: LevelReader | None = None
         self._looked = False
 
     @property
@@ -295,6 +297,22 @@ class View:
                 data = np.asarray(self._salvage.read(name, *index))
             result[start - records.start : stop - records.start, : upto - slots.start] = data
         return result
+
+    def extremes(
+        self, column: int, slots: slice, chosen: NDArray[np.bool_], within: slice
+    ) -> Extremes:
+        """Return the lowest and the highest values of a statistic in spans of records.
+
+        Args:
+            column: column of the statistic in "agg".
+            slots: the slots.
+            chosen: which records count [n].
+            within: records, which the spans cover.
+        """
+        if self._levels is None:
+            self._levels = LevelReader(self._db, self.records)
+        read = partial(self.tile, column)
+        return self._levels.extremes(column, slots, chosen=chosen, within=within, read=read)
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
         """Return all slots over records `first` to `last` - 1; fill values before they existed."""

@@ -144,7 +144,9 @@ class RunWriter:
             return
         with self._db.writing("the end of the run"):
             ends = {"closed": True, "error": error, "failed": failed}
-            self._finish(self._begin(), {**self._head, **ends})
+            commit = self._begin()
+            self._contents.finish(commit, self._head)
+            self._finish(commit, {**self._head, **ends})
         self._closed = True
         self.release()
 

@@ -113,7 +113,7 @@ def test_the_viewer_shows_the_last_one_up_to_the_selected_step(run: Run) -> None
     early, late = (album(view, Selection(step=step)) for step in (3, 6))
     texts = [{e.name: e for e in each.exhibits}["a text"] for each in (early, late)]
     assert [(e.step, e.text) for e in texts] == [(2, "früher <b>\nxx"), (5, "last")]
-    page = _page(early, "", "")
+    page = _page(early, "", "", over=False)
     assert page.count('<img src="data:image/png;base64,') == len(FORMS) + 1
     assert "früher &lt;b&gt;" in page
     assert "No samples to follow" in page

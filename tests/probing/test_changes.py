@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError, SpecError
 from comgra_decl.hooks.probing.changes import Sampled, changed
-from comgra_decl.hooks.probing.passes import Edit
+from comgra_decl.hooks.probing.passes import Call, Edit
 from comgra_decl.records import INTERVENTION
 from comgra_decl.spec import load_spec
 from comgra_decl.spec.interventions import ChangeSpec
@@ -30,7 +30,9 @@ def spec_of(do: Any, **more: Any) -> ChangeSpec:
 
 def applied(spec: ChangeSpec, tensor: Tensor, clean: Tensor) -> Tensor:
     edit = Edit(spec, spec.parts, ["x"])
-    return edit.applied(tensor, "x", clean, heads=lambda _: None, samples=SAMPLES)
+    return edit.applied(
+        tensor, Call("x", spec.role, 0), clean, heads=lambda _: None, samples=SAMPLES
+    )
 
 
 # -- directions -----------------------------------------------------------------------------------

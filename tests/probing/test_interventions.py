@@ -337,7 +337,10 @@ def test_an_intervention_that_fails_later_is_reported_and_the_others_go_on() -> 
         ({"select": MLP, "parts": {"position": [6]}}, "position: 6 does not exist; there are 6"),
         ({"select": MLP, "parts": {"head": [0]}}, "the number of heads is unknown"),
         ({"select": "blocks.0.attn", "parts": {"head": {"groups": 3}}}, "into 3 equal groups"),
-        ({"select": MLP, "do": {"add": [1.0, 2.0]}}, "RuntimeError: The size of tensor a"),
+        (
+            {"select": MLP, "do": {"add": [1.0, 2.0]}},
+            "shape [2] cannot be broadcast to a tensor of shape [5, 6, 8], whose last dimension",
+        ),
         ({"select": MLP, "do": {"patch": "none.npy"}}, "none.npy cannot be read"),
         ({"select": MLP, "do": {"patch": [1, 0]}}, "lists 2 samples, but the probe has 5"),
         ({"first": [{"select": "no", "do": "mean"}], "select": MLP}, ".a.first[0].select: 'no'"),

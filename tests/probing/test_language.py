@@ -114,6 +114,56 @@ def test_a_token_rather_than_another_is_the_difference_of_both(model: Language) 
     same(drawn.maps[0].values, gradient.abs())
 
 
+@pytest.mark.parametrize(
+    ("position", "token", "explained"),
+    [("all", "top", [*range(LENGTH)]), ("all", "next", [*range(LENGTH - 1)]), ([-1, 2], 5, [5, 2])],
+    ids=str,
+)
+def test_several_positions_are_explained_as_each_alone(
+    model: Language, position: Any, token: Any, explained: list[int]
+) -> None:
+    methods: list[dict[str, Any]] = [
+        {"method": "saliency"},
+        {"method": "integrated_gradients", "points": 5},
+        {"method": "occlusion", "window": [1]},
+    ]
+    for spec in methods:
+        target = {"token": token, "position": position, "rather_than": 3}
+        drawn = picture(model, WORDS, **spec, target=target)
+        each = [
+            picture(model, WORDS, **spec, target={**target, "position": at}) for at in explained
+        ]
+        found = drawn.maps[0].values
+        assert found.shape[:3] == (len(WORDS), len(explained), LENGTH)
+        assert torch.equal(found, torch.stack([one.maps[0].values for one in each], 1))
+        assert drawn.facts["positions"] == explained
+        for key in {"target", "rather_than", "gap"} & {*drawn.facts}:
+            assert drawn.facts[key] == [
+                [one.facts[key][sample] for one in each] for sample in range(len(WORDS))
+            ]
+    if token == "next":
+        assert drawn.facts["target"] == WORDS[:, 1:].tolist()
+
+
+def test_rollout_shows_several_positions(model: Language) -> None:
+    whole = picture(model, WORDS, method="attention_rollout", position="all")
+    assert whole.facts["positions"] == [*range(LENGTH)]
+    found = whole.maps[0].values
+    assert found.shape == (len(WORDS), LENGTH, LENGTH)
+    for at in (0, 3, -1):
+        same(found[:, at], values(model, WORDS, method="attention_rollout", position=at))
+    two = picture(model, WORDS, method="attention_rollout", position=[-1, 0])
+    assert two.facts["positions"] == [LENGTH - 1, 0]
+    assert torch.equal(two.maps[0].values, found[:, [LENGTH - 1, 0]])
+
+
+def test_a_classifier_has_no_positions_to_explain() -> None:
+    torch.manual_seed(0)
+    model = Classifier().double().eval()
+    with pytest.raises(ProbeError, match="position: all needs a model that returns"):
+        picture(model, WORDS, method="saliency", target={"token": 1, "position": "all"})
+
+
 def test_classifiers_of_tokens_have_contrasts_too() -> None:
     torch.manual_seed(0)
     model = Classifier().double().eval()
@@ -146,6 +196,7 @@ def test_classifiers_of_tokens_have_contrasts_too() -> None:
             "window of 7 positions does not fit: the input has 6",
         ),
         ({"method": "attention_rollout", "position": 6}, "position 6 does not exist"),
+        ({"target": {"position": [0, 6]}}, "position 6 does not exist; there are 6"),
     ],
 )
 def test_what_cannot_be_explained_is_refused(

@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,12 @@ def test_a_cloud_has_one_basis_for_all_steps(run: Run) -> None:
     again = run.embedding("conv", found.basis)
     assert (again.values == found.values).all()
     assert run.embedding("conv", "last").basis is not None
-    with pytest.raises(SelectionError, match=r"the basis has \d+ features, but 'head' has 3"):
+    with pytest.raises(SelectionError, match=r"the basis is that of 'conv', whose features"):
         run.embedding("head", found.basis)
+    anywhere = replace(found.basis, node="")
+    assert (run.embedding("conv", anywhere).values == found.values).all()
+    with pytest.raises(SelectionError, match=r"the basis has \d+ features, but 'head' has 3"):
+        run.embedding("head", anywhere)
 
 
 @pytest.mark.parametrize("returned", [tuple, lambda pair: {"logits": pair[0], "more": pair[1]}])
@@ -184,9 +189,9 @@ def test_a_spectrum_has_the_singular_values_of_the_weight_at_each_step(run: Run)
         np.testing.assert_allclose(values, wanted, rtol=1e-10)
 
 
-def test_flow_is_the_norm_of_each_gradient_in_the_order_of_the_nodes(run: Run) -> None:
+def test_flow_is_the_norm_of_each_gradient_in_the_order_of_the_calls(run: Run) -> None:
     found = run.picture("flow", 3)
-    assert found.labels["node"] == [n for n in run.nodes if n in found.labels["node"]]
+    assert found.labels["node"] == ["conv", "act", "head", "Net"]
     for node, norm in zip(found.labels["node"], found.values, strict=True):
         assert norm == pytest.approx(run.slot(node).grad.series("l2")[3])
     assert np.array_equal(run.picture("flow", 3, type="train"), found)

@@ -250,6 +250,24 @@ class TestRecordView:
         for slot in SLOTS:
             expect_same(heat[:, slot.id], view.series("agg", slot.id, column))
 
+    def test_a_tile_is_a_part_of_heat(self, view: RecordView) -> None:
+        column = view.meta.columns.index("std.mean")
+        heat = view.heat("agg", column)
+        found = view.tile(column, slice(250, 270), slice(1, 3))
+        np.testing.assert_array_equal(found, heat[250:270, 1:3])
+        np.testing.assert_array_equal(view.tile(column, slice(0, 5), slice(0, 1)), heat[:5, :1])
+
+    def test_extremes_are_those_of_heat(self, view: RecordView) -> None:
+        column = view.meta.columns.index("mean.mean")
+        chosen = view.records[:, RecordColumn.MODE] == view.names("mode").index("train")
+        found = view.extremes(column, slice(0, 3), chosen, slice(0, RECORDS))
+        heat = np.where(chosen[:, None], view.heat("agg", column), np.nan)
+        for span, part in enumerate((slice(0, 256), slice(256, RECORDS))):
+            np.testing.assert_array_equal(found.low[span], np.nanmin(heat[part], axis=0))
+            np.testing.assert_array_equal(found.high[span], np.nanmax(heat[part], axis=0))
+        np.testing.assert_array_equal(heat[found.low_at, np.arange(3)], found.low)
+        np.testing.assert_array_equal(heat[found.high_at, np.arange(3)], found.high)
+
     def test_a_metric_is_a_series_too(self, view: RecordView) -> None:
         at = view.names("kpi").index("loss")
         np.testing.assert_array_equal(view.series("kpi", SYSTEM_COLUMNS + at), np.arange(RECORDS))

@@ -86,6 +86,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "value": lambda: [run.value(node, step), slot().value(step)],
         "values_of": lambda: run.values_of(0),
         "histogram": lambda: slot().histogram(step),
+        "extremes": lambda: slot().extremes(),
         "histograms": lambda: slot().histograms(),
         "document": lambda: [run.document(name) for name in ("findings", "modules", "report")],
         "chunks": lambda: [(c.aggregates, c.types) for c in run.chunks()],

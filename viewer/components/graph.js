@@ -21,6 +21,7 @@ class Graph {
     this.minimap = new Minimap(this.minimapFrame, this.camera);
     this.#listen();
     new ResizeObserver(() => this.#resize()).observe(this.stage);
+    onPaper(this.root, (printed) => this.#print(printed));
     this.theme = new MutationObserver(() => {
       if (this.root.isConnected) this.#recolour();
       else this.theme.disconnect();
@@ -162,12 +163,39 @@ class Graph {
 
   #resize() {
     const { clientWidth: width, clientHeight: height } = this.stage;
-    if (!width || !height) return; // not visible
+    if (!width || !height || this.screen) return; // not visible, or on paper
     this.camera.size = { width, height };
     this.#tellRoom();
     if (!this.index) this.#setScene();
     else if (this.camera.auto) this.#start();
     else this.#place();
+  }
+
+  // Draws for paper what the screen shows, as wide as the page.
+  #print(printed) {
+    const { camera, stage, screen } = this;
+    if (!this.index || printed === !!screen) return;
+    if (!printed) {
+      this.screen = null;
+      stage.style.height = "";
+      Object.assign(camera, screen);
+      return this.#place();
+    }
+    const { k, x, y, size, auto, inset } = camera;
+    this.screen = { k, x, y, size, auto };
+    const width = stage.clientWidth;
+    if (camera.auto && camera.fits) {
+      camera.size = { width, height: size.height };
+      camera.size.height = Math.min(size.height,
+        inset.top + camera.scene.height * camera.fitZoom + inset.bottom);
+      camera.fit();
+    } else {
+      const scale = Math.min(1, width / size.width);
+      camera.size = { width, height: scale * size.height };
+      Object.assign(camera, { k: scale * k, x: scale * x, y: scale * y });
+    }
+    stage.style.height = `${camera.size.height}px`;
+    this.#place();
   }
 
   // Tells Python how large the drawing may be, ignoring small changes.
@@ -217,8 +245,9 @@ class Graph {
     if (zoomed && this.index.boxes.size > LABELS_QUICK) this.#hideLabels();
     this.world.setAttribute("transform", `translate(${x} ${y}) scale(${k})`);
     this.boxes.show(this.camera.view);
-    this.svg.classList.toggle("far", k < FAR);
-    this.groups.place(this.camera, k < FAR);
+    const far = (this.screen?.k ?? k) < FAR;
+    this.svg.classList.toggle("far", far);
+    this.groups.place(this.camera, far);
     this.percent.textContent = `${Math.round(100 * k)}%`;
     this.bands.place(this.camera);
     this.minimap.place();
@@ -290,17 +319,11 @@ class Graph {
     const ins = this.index.dependencies(box.id).length;
     const outs = this.index.dependents(box.id).length;
     const fold = box.repeat > 1 ? `${box.repeat} identical blocks, ${box.count} nodes`
-      : box.plain ? `with ${this.#partsOf(box).join(", ")}`
+      : box.plain ? `with ${partsOf(box).join(", ")}`
       : box.folded ? `${box.count} nodes` : "";
     const value = this.heat?.[box.id]?.text;
     return [box.kind, box.title, fold, value, `${ins} in, ${outs} out`].filter(Boolean)
       .join(" \u00b7 ");
-  }
-
-  // Returns what is drawn as part of a module, without the module's own name.
-  #partsOf({ id, members }) {
-    return members.slice(1).map((name) =>
-      name.startsWith(`${id}.`) ? name.slice(id.length + 1) : name.slice(name.lastIndexOf(".") + 1));
   }
 
   // ---- user actions

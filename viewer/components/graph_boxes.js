@@ -208,10 +208,17 @@ function parts(group) {
     badge: group.querySelector(".badge"), value: null, hatch: null };
 }
 
+// Returns what is drawn as part of a module, without the module's own name.
+function partsOf({ id, members }) {
+  return members.slice(1).map((name) =>
+    name.startsWith(`${id}.`) ? name.slice(id.length + 1) : name.slice(name.lastIndexOf(".") + 1));
+}
+
 function spoken(box, ins, outs) {
   const fold = box.repeat > 1
     ? `${box.repeat} identical blocks folded, ${box.count} nodes`
-    : box.folded ? `${box.plain ? "" : `${box.count} nodes folded`}` : "";
+    : box.plain ? `with ${partsOf(box).join(" and ")}`
+    : box.folded ? `${box.count} nodes folded` : "";
   return [box.id, box.kind, fold, `${ins} in`, `${outs} out`].filter(Boolean).map(visible).join(", ");
 }
 

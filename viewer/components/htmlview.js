@@ -16,22 +16,71 @@ export function render({ model }) {
   // Keeps the focus on the same element when the content is replaced, and shows what was opened.
   function draw() {
     const focused = root.getRootNode().activeElement;
-    const token = focused && focused.dataset ? focused.dataset.send : null;
+    const { send: token = null, cells = null, at = "" } = focused?.dataset ?? {};
     content.innerHTML = model.html;
     if (token) content.querySelector(`[data-send="${CSS.escape(token)}"]`)?.focus();
+    if (cells) refocus(content.querySelector(`[data-cells="${CSS.escape(cells)}"]`), at);
     const card = content.querySelector("[data-opened]");
     if (card && card.dataset.opened !== opened) card.scrollIntoView({ block: "nearest" });
     opened = card ? card.dataset.opened : null;
   }
 
+  const grid = (event) => event.composedPath().find((e) => e.dataset?.cells !== undefined);
+
+  // Says which cell of a picture is pointed at, and frames it; returns what a click on it sends.
+  function point(picture, row, column) {
+    const rows = JSON.parse(picture.dataset.rows), columns = JSON.parse(picture.dataset.columns);
+    row = Math.min(Math.max(row, 0), rows.length - 1);
+    column = Math.min(Math.max(column, 0), columns.length - 1);
+    picture.values ??= new Float32Array(
+      Uint8Array.from(atob(picture.dataset.values), (c) => c.charCodeAt(0)).buffer);
+    const value = picture.values[row * columns.length + column];
+    const svg = picture.ownerSVGElement, frame = svg.querySelector(".here");
+    const [x, y, width, height] = ["x", "y", "width", "height"].map((name) =>
+      Number(picture.getAttribute(name)));
+    const [across, down] = [width / columns.length, height / rows.length];
+    const places = { x: x + column * across, y: y + row * down, width: across, height: down };
+    for (const [name, place] of Object.entries(places)) frame.setAttribute(name, place);
+    const shown = Number.isNaN(value) ? "no value" : value.toPrecision(3);
+    svg.parentElement.nextElementSibling.textContent =
+      visible(`${rows[row]}, ${columns[column]}: ${shown}`);
+    picture.dataset.at = `${row}:${column}`;
+    return `${picture.dataset.cells}:${row}:${column}`;
+  }
+  const at = (picture) => (picture.dataset.at ?? "0:0").split(":").map(Number);
+  function under(picture, event) {
+    const box = picture.getBoundingClientRect();
+    const share = (place, start, size) => (place - start) / size;
+    const [rows, columns] = [picture.dataset.rows, picture.dataset.columns].map((names) =>
+      JSON.parse(names).length);
+    return point(picture, Math.floor(share(event.clientY, box.top, box.height) * rows),
+      Math.floor(share(event.clientX, box.left, box.width) * columns));
+  }
+  function refocus(picture, place) {
+    if (!picture) return;
+    picture.focus({ preventScroll: true });
+    if (place) point(picture, ...place.split(":").map(Number));
+  }
+  content.addEventListener("pointermove", (event) => {
+    const picture = grid(event);
+    if (picture) under(picture, event);
+  });
+  content.addEventListener("focusin", (event) => {
+    const picture = grid(event);
+    if (picture?.matches(":focus-visible")) point(picture, ...at(picture));
+  });
+
   content.addEventListener("click", (event) => {
+    const picture = grid(event);
+    if (picture) outbox.post({ send: under(picture, event) });
     const target = marked(event);
     if (target) outbox.post({ send: target.dataset.send });
   });
+
+  const ARROWS = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   // Moves the focus between the cells of a table, of which Tab reaches only the first.
   function walk(event, cell) {
-    const [down, right] =
-      { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const [down, right] = ARROWS[event.key];
     const row = cell.closest("tbody").rows[cell.parentElement.sectionRowIndex + down];
     const next = row?.cells[cell.cellIndex + right];
     if (!next?.dataset.send) return;
@@ -40,7 +89,19 @@ export function render({ model }) {
     next.focus();
   }
 
+  function press(picture, event) {
+    const [down, right] = ARROWS[event.key] ?? [0, 0];
+    if (!ARROWS[event.key] && event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    event.stopPropagation();
+    const [row, column] = at(picture);
+    const send = point(picture, row + down, column + right);
+    if (!ARROWS[event.key]) outbox.post({ send });
+  }
+
   content.addEventListener("keydown", (event) => {
+    const picture = grid(event);
+    if (picture) press(picture, event);
     const target = marked(event);
     if (target?.matches("tbody td") && event.key.startsWith("Arrow")) walk(event, target);
     if (target && (event.key === "Enter" || event.key === " ")) {

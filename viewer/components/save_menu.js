@@ -1,7 +1,7 @@
 // A button with a menu of downloads, for mouse and keyboard.
 
 const SAVE_CSS = `
-.save { --ink: var(--panel-on-surface-color, #1c2333); position: relative; }
+.save { --ink: var(--panel-on-surface-color, #1c2333); display: var(--screen-only, block); position: relative; }
 .save > button { align-items: center; background: none; border: 0; border-radius: 6px; color: var(--ink);
   cursor: pointer; display: flex; height: 22px; justify-content: center; opacity: 0.62; padding: 0; width: 24px; }
 .save > button:hover, .save > button:focus-visible, .save > button[aria-expanded="true"] {

@@ -61,6 +61,15 @@ function onPageKey(element, handle) {
   document.addEventListener("keydown", listener);
 }
 
+// Calls `draw(true)` once shell.js has laid out the page for paper, and `draw(false)` afterwards.
+function onPaper(element, draw) {
+  const listener = (event) => {
+    if (element.isConnected) draw(event.detail);
+    else window.removeEventListener("paper", listener);
+  };
+  window.addEventListener("paper", listener);
+}
+
 // Bokeh paints figures in the next frame. This paints updates while the browser is still waiting for that frame, so that only the browser's own work remains.
 const painting = new MessageChannel(); // after Bokeh's own promises, unlike a microtask
 painting.port1.onmessage = () => {

@@ -59,6 +59,7 @@ class StepBar {
     this.#build();
     this.#listen();
     new ResizeObserver(() => this.#draw()).observe(this.track);
+    onPaper(this.root, () => this.#draw());
   }
 
   #build() {

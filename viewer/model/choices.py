@@ -91,11 +91,15 @@ def _ranks(view: RunView) -> tuple[Field, ...]:
 
 
 def _types(view: RunView, at: Selection) -> Field:
-    every = "all training steps" if len(view.run.steps) else "all evaluations"
-    options = tuple(Option(t, t or every) for t in view.types())
+    options = tuple(Option(t, type_label(view, t)) for t in view.types())
     return Field(
         "type", "Step type", at.type, options, "Which type of steps to show: train, eval, ..."
     )
+
+
+def type_label(view: RunView, type_: str) -> str:
+    """Return the name of a type of execution for menus."""
+    return type_ or ("all training steps" if len(view.run.steps) else "all evaluations")
 
 
 def _tensor(view: RunView, at: Selection) -> tuple[Field, ...]:

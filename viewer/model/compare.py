@@ -1,4 +1,4 @@
-"""Comparison of two runs, or of two steps of one run."""
+"""Comparison of two runs, or of two steps or types of execution of one run."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from comgra_decl.query import differences
 from comgra_decl.viewer.model.comparison_target import Other
@@ -84,7 +85,7 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """The series on both sides. `there` is None if one run is compared with itself."""
+    """The series on both sides. `there` is None if both sides are steps of the same series."""
 
     here: Curve
     there: Curve | None
@@ -105,9 +106,7 @@ def statistics_of(
     if other.view is None or slot is None:
         return []
     here = _numbers(view, slot, at.step, at)
-    there = _numbers(
-        other.view, counterpart(other.view, slot), other.step, there_of(other.view, at)
-    )
+    there = _numbers(other.view, counterpart(other.view, slot), other.step, there_of(other, at))
     return [(name, _pair(name, here, there)) for name in view.run.statistics]
 
 
@@ -156,11 +155,12 @@ def overlay_of(
     """
     here = curve(view, slot, at, points=WIDE, within=within)
     there = None
-    if other.view is not None and other.view is not view:
+    if other.view is not None and other.is_apart(view, at):
         match = counterpart(other.view, slot)
-        there = curve(other.view, match, there_of(other.view, at), points=WIDE, within=within)
+        there = curve(other.view, match, there_of(other, at), points=WIDE, within=within)
         if there.missing and match is not None:
-            there = replace(there, missing=f"{other.run}: {there.missing}")
+            name = other.run or other.type_beside(at.type) or "all training steps"
+            there = replace(there, missing=f"{name}: {there.missing}")
         elif there.missing:
             there = replace(there, missing=f"{other.run} does not have this tensor.")
     if relative:
@@ -189,12 +189,13 @@ def settings_of(view: RunView, other: Other) -> list[tuple[str, str, str]]:
 
 
 def shape_note(
-    view: RunView, slot: Slot | None, match: Slot | None, *, other: RunView | None, at: Selection
+    view: RunView, slot: Slot | None, match: Slot | None, *, other: Other, at: Selection
 ) -> str:
     """Return a note if shapes or dtypes differ; "" otherwise."""
-    if slot is None or match is None or other is None:
+    if slot is None or match is None or other.view is None:
         return ""
-    here, there = view.shape_if_recorded(slot, at), other.shape_if_recorded(match, at)
+    here = view.shape_if_recorded(slot, at)
+    there = other.view.shape_if_recorded(match, replace(there_of(other, at), step=other.step))
     if here is not None and there is not None and here != there:
         return f"Shapes differ: this {shape(here)}, other {shape(there)}."
     return f"Dtypes: this {slot.dtype}, other {match.dtype}." if slot.dtype != match.dtype else ""
@@ -231,8 +232,8 @@ def _pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[Ranke
     if at.step is None or other.step is None:
         return []
     at = at.wide
-    key = ("pairs", other.view, other.view.revision, other.step, at.step, at.type, at.over,
-           at.statistic, pass_)  # fmt: skip
+    key = ("pairs", other.view, other.view.revision, other.step, other.type_beside(at.type),
+           at.step, at.type, at.over, at.statistic, pass_)  # fmt: skip
     return view.now(key, lambda: _find_pairs(view, other, at, pass_))
 
 
@@ -243,7 +244,7 @@ def _find_pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[
     if at.statistic not in other.view.run.statistics:
         return []
     row = view.row(at.step, at.type, at.over)
-    else_row = other.view.row(other.step, there_of(other.view, at).type, at.over)
+    else_row = other.view.row(other.step, there_of(other, at).type, at.over)
     here, there = row.column(at.statistic), else_row.column(at.statistic)
     bad_here, bad_there = row.column("nonfinite"), else_row.column("nonfinite")
     found: list[Ranked | None] = []
@@ -321,15 +322,13 @@ def _numbers(view: RunView, slot: Slot | None, step: int | None, at: Selection) 
     return view.row(step, at.type, at.over).line(slot.id)
 
 
-def there_of(view: RunView, at: Selection) -> Selection:
-    """Return the selection adapted to the other run, which may lack the step type."""
-    type_ = at.type if at.type in view.types() else ""
+def there_of(other: Other, at: Selection) -> Selection:
+    """Return the selection adapted to the other side, which may lack the type and the sample."""
+    assert other.view is not None
     sample = at.sample
-    known = sample is None or sample < view.run.sample_count
-    return replace(at, type=type_, batch=at.batch if known else "mean")
+    known = sample is None or sample < other.view.run.sample_count
+    return replace(at, type=other.type_beside(at.type), batch=at.batch if known else "mean")
 
 
 def _setting(value: Any) -> str:
-    return (
-        "\u2013" if value is None or (np.isscalar(value) and str(value) == "<NA>") else str(value)
-    )
+    return "\u2013" if value is None or value is pd.NA else str(value)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
-from comgra_decl.records import INTERVENTION_PREFIX
-from comgra_decl.spec.interventions import INTO, NODE
+from comgra_decl.query.effects import ERROR, MEAN
+from comgra_decl.records import INTERVENTION_PREFIX, PROBE_PREFIX
+from comgra_decl.spec.interventions import INTO, NODE, InterventionSpec
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import nearest
 
-_MOST_CELLS = 4096
+_MOST_CELLS = 100_000
+_OF_SWEEPS = {"sweep", "estimate", "batch", "every"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +28,8 @@ class EffectTable:
     Attributes:
         name: the intervention.
         step: the step.
+        probe: its probe.
+        swept: whether there is an effect for each place, instead of a record of all tensors.
         title: the name of the intervention, and what it is measured by.
         rows: the label of each row. nodes: its node; "" if it has none.
         columns: the label of each column.
@@ -35,6 +41,8 @@ class EffectTable:
 
     name: str
     step: int
+    probe: str
+    swept: bool
     title: str
     rows: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
@@ -56,8 +64,10 @@ class PlaceEffects:
         labels: the label of each sample; "" if it has none.
         without: the measure of each sample without the change.
         effects: the effect on each sample.
-        steps: the steps with effects. means: the mean effect at each.
+        steps: the steps with effects. means: the mean effect at each. errors: its standard error.
         step: the step of the samples.
+        entry: a spec of an intervention that records all tensors with this change; "" if the
+            intervention does so itself.
     """
 
     title: str
@@ -68,7 +78,17 @@ class PlaceEffects:
     effects: NDArray[np.float64]
     steps: NDArray[np.int64]
     means: NDArray[np.float64]
+    errors: NDArray[np.float64]
     step: int
+    entry: str
+
+
+def probe_type_of(view: RunView, type_: str) -> str:
+    """Return the type of execution of an intervention's probe, and any other type unchanged."""
+    declared = view.run.spec.interventions.get(type_.removeprefix(INTERVENTION_PREFIX))
+    if declared is None or not type_.startswith(INTERVENTION_PREFIX):
+        return type_
+    return PROBE_PREFIX + declared.of
 
 
 def effect_tables(view: RunView, probe: str, step: int) -> tuple[EffectTable, ...]:
@@ -86,20 +106,33 @@ def effect_tables(view: RunView, probe: str, step: int) -> tuple[EffectTable, ..
 def place_effects(view: RunView, table: EffectTable, row: int, column: int) -> PlaceEffects | None:
     """Return the effects in the place of a cell; None if there is no such place."""
     facts = view.run.intervention_facts(table.name, table.step)
-    whole = view.run.effects(table.name)
     axes = [*facts["axes"]]
+    rows, columns = _split(axes)
+    key: dict[str, object] = {}
     try:
         if axes:
-            grid = _grid(whole["mean"].loc[[table.step]], axes)
-            rows, columns = _split(axes)
+            grid = _grid(_effects(view, table.name, table.step)["mean"], axes)
             key = dict(zip(rows, _tuple(grid.index[row]), strict=True))
             if columns:
                 key |= dict(zip(columns, _tuple(grid.columns[column]), strict=True))
-            place = whole.xs(tuple(key.values()), level=[*key])
-        else:
-            key, place = {}, whole
-        here = place.loc[table.step]
-    except (IndexError, KeyError):
+    except IndexError:
+        return None
+    place = tuple(key[axis] for axis in axes)
+
+    def effects(at: int) -> pd.Series[float]:
+        found = _effects(view, table.name, at)
+        return found.loc[[(at, *place) if place else at]].iloc[0]
+
+    course: dict[int, tuple[float, float]] = {}
+    for at in view.steps(INTERVENTION_PREFIX + table.name).tolist():
+        try:
+            mean, error = effects(at)[[MEAN, ERROR]].tolist()
+            course[at] = mean, error
+        except (ComgraError, KeyError):  # not measured, or another number of positions
+            course[at] = np.nan, np.nan
+    try:
+        here = effects(table.step)
+    except KeyError:
         return None
     without = np.array(facts["baseline"], np.float64)
     labels = view.run.samples(table.step, type=INTERVENTION_PREFIX + table.name)["label"].tolist()
@@ -110,42 +143,84 @@ def place_effects(view: RunView, table: EffectTable, row: int, column: int) -> P
         str(facts["measure"]),
         tuple("" if label is None else str(label) for label in known),
         without,
-        here[[*range(len(without))]].to_numpy(np.float64),
-        place.index.to_numpy(np.int64),
-        place["mean"].to_numpy(np.float64),
+        np.asarray(here[[*range(len(without))]], np.float64),
+        np.array([*course], np.int64),
+        np.array([mean for mean, _ in course.values()], np.float64),
+        np.array([error for _, error in course.values()], np.float64),
         table.step,
+        _entry(view.run.spec.interventions[table.name], key) if axes else "",
     )
+
+
+def _entry(spec: InterventionSpec, key: Mapping[str, object]) -> str:
+    """Return a spec, in JSON, of the change in one place without a sweep."""
+    found = spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=_OF_SWEEPS)
+    receivers = found.get(INTO)
+    for axis, value in key.items():
+        if axis == NODE:
+            found["select"] = value
+            found.pop("exclude", None)
+        elif axis == INTO:
+            assert isinstance(receivers, dict)
+            receivers["select"] = value
+            receivers.pop("exclude", None)
+        else:
+            owner = found if not axis.startswith(INTO) else receivers
+            assert isinstance(owner, dict)
+            name = axis.removeprefix(f"{INTO}.")
+            parts = owner.setdefault("parts", {})
+            parts[name] = {**parts.get(name, {}), "only": [value]}
+    return json.dumps(found, ensure_ascii=False, default=int)
+
+
+def _effects(view: RunView, name: str, step: int) -> pd.DataFrame:
+    """Return the effects at one step, which never change."""
+    return view.ever(("effects", name, step), lambda: view.run.effects(name, step))
+
+
+def _most(view: RunView, name: str) -> float:
+    """Return the largest magnitude of the mean effects at all steps."""
+
+    def largest(step: int) -> float:
+        try:
+            means = np.abs(_effects(view, name, step)["mean"].to_numpy(np.float64))
+        except ComgraError:
+            return 0.0
+        return float(means[np.isfinite(means)].max(initial=0.0))
+
+    steps = view.steps(INTERVENTION_PREFIX + name).tolist()
+    bounds = [view.ever(("largest", name, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]
+    return max(bounds, default=0.0)
 
 
 def _table(view: RunView, name: str, step: int) -> EffectTable:
     facts = view.run.intervention_facts(name, step)
-    title = f"{name}: effect on {facts.get('measure', 'the model')}"
-    try:
-        means = view.run.effects(name)["mean"]
-    except ComgraError as error:
-        return EffectTable(name, step, title, missing=str(error))
-    here = means.loc[[step]]
-    if len(here) > _MOST_CELLS:
-        return EffectTable(name, step, title, missing=f"{len(here)} places are too many to show.")
     axes = [*facts["axes"]]
+    table = EffectTable(
+        name,
+        step,
+        view.run.spec.interventions[name].of,
+        bool(axes),
+        f"{name}: effect on {facts.get('measure', 'the model')}",
+    )
+    try:
+        here = _effects(view, name, step)["mean"]
+    except ComgraError as error:
+        return replace(table, missing=str(error))
+    if len(here) > _MOST_CELLS:
+        return replace(table, missing=f"{len(here)} places are too many to show.")
     grid = _grid(here, axes)
     rows, columns = _split(axes)
     labels = [_tuple(row) for row in grid.index]
-    nodes = tuple(str(row[0]) if rows[:1] == [NODE] else "" for row in labels)
-    names = tuple(_label(rows, row) for row in labels) if axes else (name,)
     heads = tuple(_label(columns, _tuple(each)) for each in grid.columns) if columns else ()
-    finite = np.abs(means.to_numpy(np.float64))
-    count = len(facts["clean"])
-    return EffectTable(
-        name,
-        step,
-        title,
-        names,
-        nodes,
-        heads or ("effect",),
-        grid.to_numpy(np.float64),
-        float(finite[np.isfinite(finite)].max(initial=0.0)),
-        f"means over {count} samples at step {step}; one scale for all steps",
+    return replace(
+        table,
+        rows=tuple(_label(rows, row) for row in labels) if axes else (name,),
+        nodes=tuple(str(row[0]) if rows[:1] == [NODE] else "" for row in labels),
+        columns=heads or ("effect",),
+        values=grid.to_numpy(np.float64),
+        most=_most(view, name),
+        note=f"means over {len(facts['clean'])} samples at step {step}; one scale for all steps",
     )
 
 

@@ -161,7 +161,8 @@ def info_of(view: RunView, at: Selection, graph: Graph) -> str:
     if not at.node:
         return ""
     name = graph.name_of(at)
-    into = sum(sink == name for _, sink, _ in graph.edges)
+    inside = {node.name for node in graph.nodes if node.kind in ("parameter", "buffer")}
+    into = sum(sink == name and source not in inside for source, sink, _ in graph.edges)
     out = sum(source == name for source, _, _ in graph.edges)
     shown = next((node for node in graph.nodes if node.name == name), None)
     title = _title(view, name, at) if name in view.nodes else shown.title if shown else ""
@@ -319,7 +320,11 @@ def scale(view: RunView, at: Selection, pass_: str) -> Scale:
 
 
 def _known(view: RunView, at: Selection, pass_: str) -> NDArray[np.float64]:
-    values = view.heat(at.statistic, pass_, at.over, at.type).to_numpy(float)
+    if view.long:
+        found = view.extremes(at.statistic, view.in_pass(pass_), at.over, at.type)
+        values = np.stack([found.low, found.high], axis=-1).astype(float)
+    else:
+        values = view.heat(at.statistic, pass_, at.over, at.type).to_numpy(float)
     known: NDArray[np.float64] = values[np.isfinite(values)]
     return known
 

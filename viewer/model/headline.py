@@ -7,18 +7,27 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from comgra_decl.query import Ending
+import numpy as np
+
+from comgra_decl.query import Ending, metrics_of
 from comgra_decl.records import SEVERITIES
 from comgra_decl.rules import Diagnosis, Finding, health
 from comgra_decl.viewer.model.findings import rule_label
-from comgra_decl.viewer.model.numbers import count
+from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.model.series import drawn
 from comgra_decl.viewer.model.verdicts import Found, found
 
 Tone = Literal["error", "warning", "hint", "good", "neutral"]
 """A severity: the worst of the findings; good: every check was completed and nothing was found;
 neutral: nothing was found, but some checks could not be completed.
 """
+
+
+_POINTS = 60
+"""Maximum number of points in the curve of the loss, which is about as wide in pixels."""
+
+_NO_LOSS = np.empty(0, np.int64), np.empty(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,8 @@ class Headline:
         numbers: How the loss developed, such as "loss 2.27 → 3.60"; "" if unknown.
         worst: The most important finding; None without findings.
         unasked: Whether no rule has checked this run.
+        averaged: The same as the checklist judges it, where `numbers` are the first and last loss.
+        curve: Points (step, loss) of the training loss to draw; empty if unknown.
     """
 
     tone: Tone
@@ -40,11 +51,14 @@ class Headline:
     numbers: str = ""
     worst: Finding | None = None
     unasked: bool = False
+    averaged: str = ""
+    curve: tuple[tuple[float, float], ...] = ()
 
 
 def headline(view: RunView) -> Headline:
     """Return the verdict on a run from its end, the latest findings and the checklist."""
     said = headline_of(found(view), live=view.run.state == "live", last=_last(view))
+    said = _with_loss(view, said)
     ending = ending_of(view)
     if ending is None:
         return said
@@ -52,6 +66,20 @@ def headline(view: RunView) -> Headline:
     failed = text != ending.headline
     lead = "The program failed" if failed else "The program ended early"
     return replace(said, tone="error", lead=lead, text=text, unasked=False)
+
+
+def _with_loss(view: RunView, said: Headline) -> Headline:
+    """Return the verdict with the training loss, as in Runs, and its curve."""
+    steps, values = view.now("training loss", lambda: metrics_of(view.run).get("loss", _NO_LOSS))
+    finite = np.isfinite(values)
+    if not said.numbers.startswith("loss ") or not finite.any():
+        return said
+    _, semicolon, rest = said.numbers.partition("; ")
+    text = f"loss {number(float(values[0]))} \u2192 {number(float(values[-1]))}{semicolon}{rest}"
+    steps, values = steps[finite], values[finite]
+    keep = drawn(steps, values, _POINTS)
+    curve = tuple(zip(steps[keep].tolist(), values[keep].tolist(), strict=True))
+    return replace(said, numbers=text, averaged=said.numbers, curve=curve)
 
 
 def ending_of(view: RunView) -> Ending | None:
@@ -81,7 +109,8 @@ def headline_of(known: Found, *, live: bool, last: int) -> Headline:
     if diagnosis.findings:
         worst = diagnosis.findings[0]
         tone = min((f.severity for f in diagnosis.findings), key=SEVERITIES.index)
-        return Headline(tone, counted(diagnosis.findings), about(worst, last), numbers, worst)
+        text = about(worst, last) + (f" ({worst.severity})" if worst.severity != tone else "")
+        return Headline(tone, counted(diagnosis.findings), text, numbers, worst)
     return _without_findings(diagnosis, live, numbers)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.series import WIDE, Floats, Window, bounds, drawn, log10
+from comgra_decl.viewer.model.stretches import line_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,7 @@ def _every_line(view: RunView) -> list[tuple[str, list[Line]]]:
         _add(losses if is_loss else others, name, Line(label, steps, values))
     for slot in _losses(view):  # losses without a curve over all steps, such as evaluations
         for type_ in view.run.types:
-            series = view.series(slot, "mean", "mean", type_)
-            steps, values = np.asarray(series.index), np.asarray(series, float)
+            steps, values = line_of(view, slot, "mean", "mean", type_)
             _add(losses, _title(slot), Line(type_, steps, values))
     return list({**losses, **others}.items())
 

@@ -25,6 +25,7 @@ from comgra_decl.query import (
     row_in,
 )
 from comgra_decl.viewer.model.cache import size_of
+from comgra_decl.viewer.model.stretches import line_of_slot
 
 if TYPE_CHECKING:
     from comgra_decl.viewer.model.catalogue import Catalogue
@@ -254,7 +255,6 @@ def _read(run: Run, wanted: Wanted) -> Recorded:
         steps, values = metrics_of(run, automatic=True)[wanted.metric]
         return Recorded(steps, values, clock_of(run))
     slot = run.slot(wanted.node, role=wanted.role, of=wanted.pass_, iteration=wanted.iteration)
-    series = slot.series(wanted.statistic, over_batch=wanted.over, type=wanted.type or None)
-    known = series.dropna()
-    values = np.asarray(known, np.float64)
-    return Recorded(np.asarray(known.index, np.int64), values, clock_of(run))
+    steps, values = line_of_slot(slot, wanted.statistic, wanted.over, wanted.type or None)
+    known = ~np.isnan(values)
+    return Recorded(steps[known], values[known], clock_of(run))

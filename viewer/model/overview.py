@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from comgra_decl.viewer.model.columns import columns, strongest, taken
-from comgra_decl.viewer.model.graph import Scale, scale_of
+from comgra_decl.viewer.model.graph import Scale
+from comgra_decl.viewer.model.graph import scale as scale_of_all
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.series import Floats, Window
+from comgra_decl.viewer.model.stretches import candidates
 
 _LONGEST = 30  # maximum characters of a label
 
@@ -74,23 +76,21 @@ def overview(
     steps = view.steps(at.type)
     if not any(recorded) or not len(steps):
         return None
-    table = view.heat(at.statistic, pass_, at.over, at.type)
-    counts = view.heat("nonfinite", pass_, "abs_max", at.type)
     x0, x1, chosen = columns(steps, within)
     ids = [-1 if slot is None else slot.id for slot in recorded]
-    numbers, odd = (of.reindex(ids).to_numpy(float) for of in (table, counts))
-    recorded_at = table.columns.to_numpy()
-    records = strongest(numbers, recorded_at, x0, x1, len(chosen))
-    worst = strongest(odd, counts.columns.to_numpy(), x0, x1, len(chosen))
-    values, broken = taken(numbers, records), taken(odd, worst) > 0
-    records = np.where(broken, worst, records)
-    known = table.to_numpy(float)
-    scale = scale_of(known[np.isfinite(known)])
+    visible = None if within is None else (x0, x1)
+    of_statistic = candidates(view, pass_, ids, (at.statistic, at.over, at.type), visible)
+    of_counts = candidates(view, pass_, ids, ("nonfinite", "abs_max", at.type), visible)
+    (values, value_steps), (odd, odd_steps) = (
+        _shown(*cells, x0, x1, len(chosen)) for cells in (of_statistic, of_counts)
+    )
+    broken = odd > 0
+    scale = scale_of_all(view, at, pass_)
     return Overview(
         slots=tuple(next(iter(line.values())) for line in lines),
         recorded=tuple(recorded),
         values=values,
-        steps=recorded_at[np.maximum(records, 0)],
+        steps=np.where(broken, odd_steps, value_steps),
         places=np.where(np.isfinite(values), places_of(scale, values), np.nan),
         broken=np.where(broken, 1.0, np.nan),
         scale=scale,
@@ -98,6 +98,15 @@ def overview(
         x1=x1,
         all_=columns(steps)[:2],
     )
+
+
+def _shown(
+    steps: Steps, numbers: Floats, places: Steps, x0: float, x1: float, count: int
+) -> tuple[Floats, Steps]:
+    """Return the value of each cell and the step at which it was recorded, [lines, count]."""
+    records = strongest(numbers, steps, x0, x1, count)
+    at: Steps = np.take_along_axis(places, np.maximum(records, 0), axis=1)
+    return taken(numbers, records), at
 
 
 def places_of(scale: Scale, values: Floats) -> Floats:

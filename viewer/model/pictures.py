@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
-import struct
-import zlib
-from base64 import b64encode
 from dataclasses import dataclass
-from importlib.util import find_spec
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from comgra_decl.errors import ComgraError, UnknownNameError
-from comgra_decl.pictures.cloud import Basis
-from comgra_decl.query import Picture
+from comgra_decl.errors import ComgraError
 from comgra_decl.query.attributions import by_token
 from comgra_decl.records import LENS_TOKENS, MAXIMISED, PICTURE_PREFIX, PROBE_PREFIX
-from comgra_decl.viewer.model.effects import EffectTable, effect_tables
+from comgra_decl.viewer.model.clouds import Cloud, Clouds, NoCloud
+from comgra_decl.viewer.model.effects import EffectTable, effect_tables, probe_type_of
+from comgra_decl.viewer.model.gallery import Tile, gallery
+from comgra_decl.viewer.model.images import flat, png, signed, veil
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
+from comgra_decl.viewer.model.record_pictures import (
+    Computed,
+    of_node,
+    of_step,
+    of_training,
+)
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.table_cards import TableCard, table_cards
-from comgra_decl.viewer.model.tokens import joined, labels
+from comgra_decl.viewer.model.tokens import labels
 
-_MOST_SAMPLES = 64
-_MOST_NODES = 32
-_MOST_POINTS = 2000
-_MOST_WORDS = 24
-"""Most tokens of a sample in the gallery."""
-_MOST_LAID_OUT = 2000
-"""Most points of all steps that t-SNE lays out while one waits."""
+_MOST_EXPLAINED = 128
+"""Most explained positions of a table; more are an image."""
 
-Image = NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A sample from the probe: what went in, and what came out at this step.
-
-    Attributes:
-        sample: its number in the record.
-        label: its category; "" if it has none.
-        prediction: the class with the highest output; None if there are no classes.
-        loss: the cross-entropy of the outputs and the label; None if unknown.
-        image: the input as the source of an `img`; "" if it is text or cannot be drawn.
-        text: the beginning of the input if it consists of tokens; otherwise "".
-    """
-
-    sample: int
-    label: str
-    prediction: int | None
-    loss: float | None
-    image: str
-    text: str = ""
+_OF_STEP = ("likeness", "confusion", "reliability", "linear_probe")
+"""Pictures of all nodes or of the model's predictions at a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +47,8 @@ class Card:
         note: additional facts. missing: why there is no picture.
         words: the tokens of the sample, if the picture has numbers for tokens; "" without values.
         shares: the number of each token, as a share of the largest magnitude at any step.
+        rows: if several positions are explained, the token of each, and its shares.
+        over: the picture as a veil over the sample's image; "" if it has none.
     """
 
     title: str
@@ -78,6 +59,8 @@ class Card:
     missing: str = ""
     words: tuple[str, ...] = ()
     shares: tuple[float, ...] = ()
+    rows: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    over: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +79,6 @@ class Lens:
     words: tuple[str, ...]
     layers: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
     note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Cloud:
-    """Points of a node, [samples, 2], in a frame that is the same at all steps.
-
-    Attributes:
-        points: the points at this step.
-        low: the lowest coordinates at all steps.
-        high: the highest ones.
-        labels: the label of each sample.
-        note: how they were computed.
-        steps: the number of steps in the frame.
-        method: "pca" or "tsne".
-    """
-
-    points: NDArray[np.float64]
-    low: tuple[float, float]
-    high: tuple[float, float]
-    labels: list[str]
-    note: str
-    steps: int
-    method: str = "pca"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +110,8 @@ class Album:
         cards: the pictures of the selected sample.
         landscapes: the pictures of the whole model.
         lenses: the logit lenses of the selected sample.
-        cloud: the selected node's cloud, or the reason why there is none.
-        likeness: nodes and their CKA, or the reason why there is none.
-        confusion: counts by class and predicted class, or the reason why there are none.
-        reliability: confidence and accuracy in bins; None if there are no outputs for classes.
-        decoded: how well the class can be predicted from each node, [1, nodes]; None if it cannot.
+        cloud: the selected node's cloud, or why there is none.
+        computed: the pictures that the records suffice for.
         effects: the effects of the interventions on the probe.
         tables: what is computed from the records of the step, for the samples and the node.
         exhibits: what the program has shown, at the last step up to the selected one.
@@ -166,11 +123,8 @@ class Album:
     tiles: tuple[Tile, ...] = ()
     cards: tuple[Card, ...] = ()
     landscapes: tuple[Landscape, ...] = ()
-    cloud: Cloud | str = ""
-    likeness: Picture | str = ""
-    confusion: Picture | str = ""
-    reliability: Picture | None = None
-    decoded: Picture | None = None
+    cloud: Cloud | NoCloud | None = None
+    computed: tuple[Computed, ...] = ()
     effects: tuple[EffectTable, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()
     lenses: tuple[Lens, ...] = ()
@@ -197,22 +151,24 @@ def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
     return tuple(found)
 
 
-def album(view: RunView, at: Selection, method: str = "pca") -> Album:
+def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
     """Return the pictures at the probe's record nearest to the selected step.
 
     Args:
         view: the run.
         at: what is selected.
-        method: how the cloud is laid out, "pca" or "tsne".
+        clouds: the clouds of the session; None for clouds that nothing keeps.
     """
     exhibits = _exhibits(view, at.step)
     types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
-    type_ = at.type if at.type in types else types[0] if types else ""
+    wanted = probe_type_of(view, at.type)
+    type_ = wanted if wanted in types else types[0] if types else ""
     steps = view.steps(type_) if type_ else None
     step = None if steps is None else nearest(steps, at.step if at.step is not None else -1)
     if step is None:
-        return Album("", -1, 0, exhibits=exhibits)
-    tiles = view.ever(("tiles", type_, step), lambda: _tiles(view, type_, step))
+        computed = of_training(view, at.step, at.node)
+        return Album("", -1, 0, computed=computed, exhibits=exhibits)
+    tiles = view.ever(("tiles", type_, step), lambda: gallery(view, type_, step))
     sample = min(at.sample or 0, max(0, len(tiles) - 1))
     return Album(
         type_.removeprefix(PROBE_PREFIX),
@@ -221,130 +177,17 @@ def album(view: RunView, at: Selection, method: str = "pca") -> Album:
         tiles,
         _cards(view, type_, step, sample),
         _landscapes(view, type_, step),
-        _cloud(view, type_, step, at.node, method),
-        _computed(view, "likeness", type_, step),
-        _computed(view, "confusion", type_, step),
-        _if_there(_computed(view, "reliability", type_, step)),
-        _if_there(_computed(view, "linear_probe", type_, step)),
+        (clouds or Clouds()).of(view, type_, step, at.node),
+        (
+            *of_node(view, type_, step, at.node, sample),
+            *(of_step(view, name, type_, step) for name in _OF_STEP),
+            *of_training(view, at.step, at.node),
+        ),
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
         _lenses(view, type_, step, sample),
         table_cards(view, type_, step, at.node),
     )
-
-
-def _computed(view: RunView, name: str, type_: str, step: int) -> Picture | str:
-    def compute() -> Picture | str:
-        try:
-            found = view.run.picture(name, step, type=type_)
-        except ComgraError as error:
-            return str(error)
-        if len(found.values) > _MOST_NODES:
-            return f"{len(found.values)} nodes are too many to show; select fewer in the spec."
-        return found
-
-    return view.ever((name, type_, step), compute)
-
-
-def _if_there(found: Picture | str) -> Picture | None:
-    return None if isinstance(found, str) else found
-
-
-# -- samples -----------------------------------------------------------------------------------
-
-
-def _tiles(view: RunView, type_: str, step: int) -> tuple[Tile, ...]:
-    run = view.run
-    labels = run.samples(step, type=type_)["label"].tolist()[:_MOST_SAMPLES]
-    inputs = _input(view, type_, step)
-    scores = _scores(view, type_, step)
-    tiles = []
-    for number, label in enumerate(labels):
-        known = scores is not None and number < len(scores)
-        row = scores[number] if known and scores is not None else None
-        given = inputs[number] if inputs is not None and number < len(inputs) else None
-        is_text = given is not None and given.ndim == 1 and given.dtype.kind in "iu"
-        image = "" if given is None or is_text else _photo(view, type_, given)
-        tiles.append(
-            Tile(
-                number,
-                "" if label is None else str(label),
-                None if row is None else int(row.argmax()),
-                None if row is None else _cross_entropy(row, label),
-                image,
-                _beginning(view, given) if given is not None and is_text else "",
-            )
-        )
-    return tuple(tiles)
-
-
-def _beginning(view: RunView, ids: NDArray[Any]) -> str:
-    """Return the first tokens of a sample as text."""
-    more = "\u2026" if len(ids) > _MOST_WORDS else ""
-    return joined(labels(view, ids[:_MOST_WORDS]).tolist()) + more
-
-
-def _input(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
-    for slot in view.slots.values():
-        if slot.kind == "input" and slot.pass_ == "forward":
-            try:
-                return view.value(slot, step, type_)
-            except UnknownNameError:
-                continue
-    return None
-
-
-def _scores(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
-    """Return the outputs of the model, [samples, classes]; None if there are none."""
-    described = view.run.document("modules") or []
-    for node in [entry["node"] for entry in described if entry["path"] == ""]:
-        try:
-            found = view.run.slot(node).value(step, type=type_)
-        except ComgraError:
-            continue
-        if found.ndim == 2 and found.shape[1] > 1:
-            return np.asarray(found, np.float64)
-    return None
-
-
-def _cross_entropy(scores: NDArray[Any], label: Any) -> float | None:
-    try:
-        place = int(label)
-    except (TypeError, ValueError):
-        return None
-    if not 0 <= place < len(scores):
-        return None
-    shifted = scores - scores.max()
-    return float(np.log(np.exp(shifted).sum()) - shifted[place])
-
-
-def _photo(view: RunView, type_: str, value: NDArray[Any]) -> str:
-    """Return an input as an image: a photo if the spec says how, or else its values in grey."""
-    value = np.asarray(value, np.float64)
-    probe = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
-    declared = None if probe is None else probe.show.image
-    if value.ndim == 3 and value.shape[0] in (1, 3):
-        if declared is not None:
-            channels = (-1, 1, 1)
-            value = value * np.reshape(declared.std, channels) + np.reshape(declared.mean, channels)
-        else:
-            value = _stretched(value)
-        colours = np.repeat(value, 3, 0) if len(value) == 1 else value
-        return png(_bytes(colours.transpose(1, 2, 0)))
-    flat = _flat(value)
-    return png(_bytes(np.repeat(_stretched(flat)[..., None], 3, -1)))
-
-
-def _stretched(value: NDArray[np.float64]) -> NDArray[np.float64]:
-    finite = value[np.isfinite(value)]
-    if not finite.size or finite.max() == finite.min():
-        return np.full(value.shape, 0.5)
-    stretched: NDArray[np.float64] = (value - finite.min()) / (finite.max() - finite.min())
-    return stretched
-
-
-def _bytes(colours: NDArray[np.float64]) -> Image:
-    return (np.clip(np.nan_to_num(colours), 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
 # -- pictures ----------------------------------------------------------------------------------
@@ -370,18 +213,29 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             values = view.value(slot, step, type_)[sample]
         except (ComgraError, IndexError):
             continue
-        words = _words(view, type_, step, sample, len(values) if values.ndim else 0)
-        of_tokens = bool(words) and "position" in fact and values.ndim < 3
-        bound = _bound(view, slot, type_, of_tokens=of_tokens)
+        positions = fact.get("positions", ())
+        axis = 1 if positions else 0
+        words = _words(view, type_, step, sample, values.shape[axis] if values.ndim > axis else 0)
+        of_tokens = bool(words) and bool("position" in fact or positions)
+        of_tokens = of_tokens and values.ndim < 3 + axis
+        bound = _bound(view, slot, type_, of_tokens=of_tokens, of_rows=bool(positions))
         method = str(fact["method"]).rpartition(".")[2]
         title = f"{name}: {method}, {slot.node}"
         note = _note(view, fact, sample)
-        if of_tokens:
+        if of_tokens and positions and len(positions) <= _MOST_EXPLAINED:
+            table = _per_token(values, of_rows=True) / (bound or 1.0)
+            named = _rows_of(view, fact, words, sample)
+            rows = tuple(zip(named, map(tuple, table.tolist()), strict=True))
+            cards.append(Card(title, "", -bound, bound, note, words=words, rows=rows))
+            continue
+        if of_tokens and not positions:
             shares = tuple((_per_token(values) / (bound or 1.0)).tolist())
             cards.append(Card(title, "", -bound, bound, note, words=words, shares=shares))
             continue
-        drawn = png(_signed(_flat(values) / bound if bound else 0 * _flat(values)))
-        cards.append(Card(title, drawn, -bound, bound, note))
+        place = _per_token(values, of_rows=True) if of_tokens else flat(values)
+        place = place / (bound or 1.0)
+        over = png(veil(place)) if values.ndim > 1 and not of_tokens else ""
+        cards.append(Card(title, png(signed(place)), -bound, bound, note, over=over))
     return tuple(cards)
 
 
@@ -389,17 +243,17 @@ def _maximised(view: RunView, slot: Slot, fact: dict[str, Any], type_: str, step
     """Return the inputs that maximise units of a layer, side by side; channels are added up."""
     title = f"{slot.pass_.removeprefix(PICTURE_PREFIX)}: maximise, {slot.node}"
     try:
-        flat = np.stack([_flat(value) for value in view.value(slot, step, type_)[0]])
+        maps = np.stack([flat(value) for value in view.value(slot, step, type_)[0]])
     except ComgraError as error:
         return Card(title, missing=str(error))
-    bound = float(np.abs(flat[np.isfinite(flat)]).max(initial=0.0))
-    across = int(np.ceil(np.sqrt(len(flat))))
-    down = -(-len(flat) // across)
-    sheet = np.full((down * across, flat.shape[1] + 1, flat.shape[2] + 1), np.nan)
-    sheet[: len(flat), :-1, :-1] = flat / (bound or 1.0)
+    bound = float(np.abs(maps[np.isfinite(maps)]).max(initial=0.0))
+    across = int(np.ceil(np.sqrt(len(maps))))
+    down = -(-len(maps) // across)
+    sheet = np.full((down * across, maps.shape[1] + 1, maps.shape[2] + 1), np.nan)
+    sheet[: len(maps), :-1, :-1] = maps / (bound or 1.0)
     rows = sheet.reshape(down, across, *sheet.shape[1:]).transpose(0, 2, 1, 3)
-    drawn = png(_signed(rows.reshape(down * sheet.shape[1], -1)[:-1, :-1]))
-    units = fact["units"] or range(len(flat))
+    drawn = png(signed(rows.reshape(down * sheet.shape[1], -1)[:-1, :-1]))
+    units = fact["units"] or range(len(maps))
     note = f"inputs that maximise the units {', '.join(map(str, units))}"
     return Card(title, drawn, -bound, bound, note)
 
@@ -452,13 +306,17 @@ def _note(view: RunView, fact: dict[str, Any], sample: int) -> str:
     target = fact.get("target")
     if target == "loss":
         parts.append("explains the loss")
+    elif "positions" in fact:
+        count = len(fact["positions"])
+        parts.append(f"rows: {count} explained positions; columns: the tokens of the input")
     elif isinstance(target, list) and sample < len(target):
         parts.append(_explained(view, fact, target[sample], sample))
     elif "position" in fact:
         parts.append(f"attention of position {fact['position']}")
     gap = fact.get("gap")
     if isinstance(gap, list) and sample < len(gap):
-        parts.append(f"completeness gap {gap[sample]:.2g}")
+        largest = np.ravel(gap[sample])[np.abs(np.ravel(gap[sample])).argmax()]
+        parts.append(f"{'largest ' if np.ndim(gap[sample]) else ''}completeness gap {largest:.2g}")
     return ", ".join(parts)
 
 
@@ -474,10 +332,26 @@ def _explained(view: RunView, fact: dict[str, Any], target: Any, sample: int) ->
     return f"explains token {target}{rather}{at}"
 
 
-def _per_token(values: NDArray[Any]) -> NDArray[np.float64]:
-    """Return one number for each token, [..., positions]: the sum over its embedding."""
+def _rows_of(view: RunView, fact: dict[str, Any], words: tuple[str, ...], sample: int) -> list[str]:
+    """Return what each explained position is: its token and, if known, the one that it predicts."""
+    names = [f"{position} {words[position]}" for position in fact["positions"]]
+    target = fact.get("target")
+    if isinstance(target, list) and sample < len(target):
+        predicted = labels(view, np.array(target[sample])).tolist()
+        names = [f"{name} \u2192 {token}" for name, token in zip(names, predicted, strict=True)]
+    return names
+
+
+def _per_token(values: NDArray[Any], *, of_rows: bool = False) -> NDArray[np.float64]:
+    """Return one number for each token, [..., positions]: the sum over its embedding.
+
+    Args:
+        values: [positions] or [positions, width]; with `of_rows`, an axis of explained positions
+            comes first.
+        of_rows: whether several positions are explained.
+    """
     wide = np.asarray(values, np.float64)
-    return wide if wide.ndim == 1 else by_token(wide, "sum")
+    return wide if wide.ndim == 1 + of_rows else by_token(wide, "sum")
 
 
 def _words(view: RunView, type_: str, step: int, sample: int, size: int) -> tuple[str, ...]:
@@ -494,7 +368,9 @@ def _words(view: RunView, type_: str, step: int, sample: int, size: int) -> tupl
     return ()
 
 
-def _bound(view: RunView, slot: Any, type_: str, *, of_tokens: bool) -> float:
+def _bound(
+    view: RunView, slot: Any, type_: str, *, of_tokens: bool, of_rows: bool = False
+) -> float:
     """Return the largest magnitude of a picture over all samples and steps."""
 
     def largest(step: int) -> float:
@@ -502,104 +378,11 @@ def _bound(view: RunView, slot: Any, type_: str, *, of_tokens: bool) -> float:
             values = view.value(slot, step, type_)
         except ComgraError:
             return 0.0
-        one = _per_token if of_tokens else _flat
-        flat = np.abs(np.stack([one(value) for value in values]))
-        return float(flat[np.isfinite(flat)].max(initial=0.0))
+        one = partial(_per_token, of_rows=of_rows) if of_tokens else flat
+        sizes = np.abs(np.stack([one(value) for value in values]))
+        return float(sizes[np.isfinite(sizes)].max(initial=0.0))
 
     steps = view.steps(type_).tolist()
     key = ("bound", slot.id, type_, of_tokens)
     bounds = [view.ever((*key, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]
     return max(bounds, default=0.0)
-
-
-def _flat(value: NDArray[Any]) -> NDArray[np.float64]:
-    """Return a value of one sample as rows and columns; channels are added up."""
-    value = np.asarray(value, np.float64)
-    while value.ndim > 2:
-        value = value.sum(0)
-    return value if value.ndim == 2 else value.reshape(1, -1)
-
-
-def _signed(place: NDArray[np.float64]) -> Image:
-    """Return colours from blue for -1 through white to orange for 1; grey where missing."""
-    ends = {-1: np.array([0x24, 0x63, 0xAD]), 1: np.array([0xD1, 0x56, 0x1F])}
-    white = np.full(3, 255.0)
-    share = np.clip(np.abs(place), 0, 1)[..., None]
-    end = np.where((place < 0)[..., None], ends[-1], ends[1])
-    colours = white + share * (end - white)
-    colours[np.isnan(place)] = 128
-    image: Image = (np.nan_to_num(colours) + 0.5).astype(np.uint8)
-    return image
-
-
-def png(image: Image) -> str:
-    """Return an image [height, width, 3] as a data URL."""
-    height, width, _ = image.shape
-    lines = np.zeros((height, 1 + 3 * width), np.uint8)  # each line begins with its filter, 0
-    lines[:, 1:] = image.reshape(height, -1)
-    parts = (
-        (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)),
-        (b"IDAT", zlib.compress(lines.tobytes(), 6)),
-        (b"IEND", b""),
-    )
-    content = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    )
-    return "data:image/png;base64," + b64encode(content).decode()
-
-
-# -- clouds ------------------------------------------------------------------------------------
-
-
-def layouts_here() -> list[str]:
-    """Return the methods that can lay out a cloud, according to the installed packages."""
-    return ["pca", *(["tsne"] if find_spec("openTSNE") else [])]
-
-
-def _cloud(view: RunView, type_: str, step: int, node: str, method: str) -> Cloud | str:
-    try:
-        if method == "tsne":
-            placed = view.now(("tsne", type_, node), lambda: _laid_out(view, node, type_))
-            trust = placed.facts["trustworthiness"]
-            steps = placed.labels["step"]
-            note = f"t-SNE, trustworthiness {trust[steps.index(step)]:.2f}" if step in steps else ""
-        else:
-            # kept, so that new records do not move the drawn points
-            basis: Basis | None = view.ever(
-                ("basis", type_, node), lambda: view.run.embedding(node, type=type_).basis
-            )
-            assert basis is not None
-            placed = view.now(
-                ("cloud", type_, node), lambda: view.run.embedding(node, basis, type=type_)
-            )
-            shares = " and ".join(f"{100 * share:.0f} %" for share in basis.explained.tolist())
-            note = f"principal components with {shares} of the variance"
-    except ComgraError as error:
-        return str(error)
-    steps, values = placed.labels["step"], placed.values
-    if step not in steps:
-        return f"{node} was recorded with a different shape at step {step}."
-    if values.shape[1] > _MOST_POINTS:
-        return f"{values.shape[1]} points are too many to show."
-    low, high = values.min((0, 1)), values.max((0, 1))
-    return Cloud(
-        values[steps.index(step)],
-        (float(low[0]), float(low[1])),
-        (float(high[0]), float(high[1])),
-        ["" if label is None else str(label) for label in placed.labels["sample"]],
-        note,
-        len(steps) if method == "tsne" or basis is None else basis.steps,
-        method,
-    )
-
-
-def _laid_out(view: RunView, node: str, type_: str) -> Picture:
-    run = view.run
-    samples = len(run.samples(int(view.steps(type_)[-1]), type=type_))
-    if samples * len(view.steps(type_)) > _MOST_LAID_OUT:
-        raise UnknownNameError(
-            f"{len(view.steps(type_))} steps of {samples} samples take too long to lay out here; "
-            f"call run.embedding({node!r}, method='tsne')."
-        )
-    return run.embedding(node, method="tsne", type=type_)

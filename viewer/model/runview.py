@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Steps = NDArray[np.int64]
 _KINDS = ("loss", "computed", "input", "target", "buffer", "parameter")
+
+WINDOW = 1 << 14
+"""Maximum number of records of a long run that are read one by one when zoomed in."""
 
 LASTING, PASSING = 48 << 20, 96 << 20
 """Maximum sizes in bytes of an open run's two caches: single records, and data over all steps."""
@@ -288,6 +291,61 @@ class RunView:
             return pd.DataFrame(found.values.T, found.ids, found.steps)
 
         return self.now(key, read)
+
+    @property
+    def long(self) -> bool:
+        """Whether overviews show extremes of many records (`Run.arrays.extremes`)."""
+        return self.run.arrays.long
+
+    def extremes(
+        self, statistic: str, slots: Sequence[int], over: str, type_: str
+    ) -> arrays.Extremes:
+        """Return the extremes of a statistic of some slots in spans of records."""
+        ids = np.array(slots, np.int64)
+        key = ("extremes", statistic, ids.tobytes(), over, type_)
+        return self.now(
+            key,
+            lambda: self.run.arrays.extremes(
+                statistic, ids=ids, over_batch=over, type=type_ or None
+            ),
+        )
+
+    def slot_extremes(self, slot: Slot, statistic: str, over: str, type_: str) -> pd.DataFrame:
+        """Return the extremes of a statistic of a slot in spans of records (`Slot.extremes`)."""
+        key = ("slot_extremes", slot.id, statistic, over, type_)
+        return self.now(
+            key,
+            lambda: self._handle(slot).extremes(statistic, over_batch=over, type=type_ or None),
+        )
+
+    def in_pass(self, pass_: str) -> list[int]:
+        """Return the ids of the slots of a pass, ascending."""
+        return [slot.id for slot in self.slots.values() if slot.pass_ == pass_]
+
+    def window(
+        self,
+        statistic: str,
+        slots: Sequence[int],
+        within: tuple[float, float],
+        over: str,
+        type_: str,
+    ) -> arrays.Heat:
+        """Return a statistic of some slots at all steps of a window."""
+        ids = np.array(slots, np.int64)
+        key = ("window", statistic, ids.tobytes(), within, over, type_)
+        return self.now(
+            key,
+            lambda: self.run.arrays.window(
+                statistic, within, ids=ids, over_batch=over, type=type_ or None
+            ),
+        )
+
+    def closely(self, within: tuple[float, float] | None, type_: str) -> bool:
+        """Whether a window of a long run is short enough to read all its records."""
+        if within is None:
+            return False
+        first, last = np.searchsorted(self.steps(type_), within)
+        return bool(last - first <= WINDOW)
 
     def histograms(self, slot: Slot, type_: str) -> tuple[Any, Any, Any]:
         """Return the histograms of a slot over steps (`Run.histograms`)."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from comgra_decl.records import STATISTICS
 from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.stretches import points_of
 
 POINTS, WIDE = 600, 2000
 """Maximum number of points. Longer lines are thinned, keeping the extremes of each stretch.
@@ -89,6 +90,9 @@ def curve(
 def _curve(
     view: RunView, slot: Slot, at: Selection, batch: str, shown_: tuple[int, Window | None]
 ) -> Curve:
+    points, within = shown_
+    if view.long and points <= WIDE and not batch.isdecimal():
+        return _long_curve(view, slot, at, batch, shown_)
     main = _line(view, slot, at, batch)
     steps, values = np.asarray(main.index, np.int64), np.asarray(main, float)
     if not np.isfinite(values).any() and not len(_broken(view, slot, at, steps, values)):
@@ -96,7 +100,7 @@ def _curve(
             return Curve(missing=f"{at.statistic} does not apply to this tensor.")
         return Curve(missing="No records of this tensor yet.")
     low, high, context = _surroundings(view, slot, at, batch, values)
-    keep, shown = drawn(steps, values, *shown_), bounds(values, low, high)
+    keep, shown = drawn(steps, values, points, within), bounds(values, low, high)
     low, high, context = (line[keep] if len(line) else line for line in (low, high, context))
     return Curve(
         steps[keep],
@@ -107,6 +111,54 @@ def _curve(
         broken=_broken(view, slot, at, steps, values),
         bounds=shown,
     )
+
+
+def _long_curve(
+    view: RunView, slot: Slot, at: Selection, batch: str, shown_: tuple[int, Window | None]
+) -> Curve:
+    """Return the curve of a long run: extremes, and every record of a window that is close.
+
+    Between extremes, the band contains the bands of all records of a span.
+    """
+    points, within = shown_
+    odd = view.slot_extremes(slot, "nonfinite", batch, at.type)
+    broken = odd["high_step"][odd["high"] > 0].to_numpy(np.int64)
+    steps, values, spans = points_of(view.slot_extremes(slot, at.statistic, batch, at.type))
+    if not np.isfinite(values).any() and not len(broken):
+        known = at.statistic in STATISTICS or not len(values)
+        what = "No records of this tensor yet." if known else ""
+        return Curve(missing=what or f"{at.statistic} does not apply to this tensor.")
+    banded = slot.batch_dim is not None and batch not in ("std", "abs_max")
+    spread = np.full(len(values), np.nan)
+    if banded:
+        std = view.slot_extremes(slot, at.statistic, "std", at.type)
+        spread = std["high"].to_numpy(float)[spans]
+    shown = bounds(values, *_band(values, spread))
+    if view.closely(within, at.type):
+        assert within is not None
+        close = view.window(at.statistic, [slot.id], within, batch, at.type)
+        of_close = np.full(len(close.steps), np.nan)
+        if banded:
+            of_batch = view.window(at.statistic, [slot.id], within, "std", at.type)
+            of_close = of_batch.values[:, 0].astype(float)
+        apart = (steps < within[0]) | (steps > within[1])
+        steps = np.concatenate([steps[apart], close.steps])
+        values = np.concatenate([values[apart], close.values[:, 0].astype(float)])
+        spread = np.concatenate([spread[apart], of_close])
+        order = np.argsort(steps, kind="stable")
+        steps, values, spread = steps[order], values[order], spread[order]
+    keep = drawn(steps, values, points, within)
+    steps, values, spread = steps[keep], values[keep], spread[keep]
+    low, high = _band(values, spread) if banded else (_none(), _none())
+    if at.statistic in NEVER_NEGATIVE:
+        low = np.maximum(low, 0.0)
+    return Curve(steps, values, low, high, broken=broken, bounds=shown)
+
+
+def _band(values: Floats, spread: Floats) -> tuple[Floats, Floats]:
+    """Return the limits of the band, which are NaN or infinite where the values are not finite."""
+    with np.errstate(invalid="ignore"):
+        return values - spread, values + spread
 
 
 def extent(*lines: Steps) -> Window:

@@ -147,8 +147,8 @@ def phases_csv(view: RunView) -> bytes:
 def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -> bytes:
     """Return one line per record with the recorded values of both sides."""
     sides = [("this", curve(view, slot, at, points=_ALL))]
-    if other.view is not None and other.view is not view:
-        match, there = counterpart(other.view, slot), there_of(other.view, at)
+    if other.view is not None and other.is_apart(view, at):
+        match, there = counterpart(other.view, slot), there_of(other, at)
         sides.append(("other", curve(other.view, match, there, points=_ALL)))
     lines = (line for side, drawn in sides for line in _curve_lines(side, drawn))
     return written(["side", "step", at.statistic], lines)

@@ -10,8 +10,8 @@ import numpy as np
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query.unusual import Floats
-from comgra_decl.viewer.model.graph import Graph, Scale, painted_slots
-from comgra_decl.viewer.model.numbers import signed
+from comgra_decl.viewer.model.graph import Graph, Scale, node_values, painted_slots
+from comgra_decl.viewer.model.numbers import MISSING, signed
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, slots_of
 from comgra_decl.viewer.palette import SCALE, signed_colour
@@ -48,6 +48,7 @@ def paint_of(
         samples: Numbers of the samples to consider; all if empty.
     """
     found = distances(view, at, graph, samples=samples)
+    recorded = node_values(view, at, graph, "forward")
     paint: dict[str, dict[str, Any]] = {}
     for box, members in boxes:
         known = [found[name] for name in members if name in found]
@@ -57,6 +58,8 @@ def paint_of(
             fill = _SCALE.colour(min(max(away, -8.0), 8.0))
             text = f"{signed(away, digits=3)}{number}" if math.isfinite(away) else f"apart{number}"
             paint[box] = {"fill": fill, "text": text, "hatched": False}
+        elif any(name in recorded for name in members):
+            paint[box] = {"fill": _SCALE.colour(0.0), "text": MISSING, "hatched": False}
     few = _batch_size(view, at) < ENOUGH
     legend = _legend(at, "" if few else beginning(graph, found), few)
     if samples and at.sample is None:
@@ -116,5 +119,6 @@ def _legend(at: Selection, begins: str, few: bool) -> dict[str, Any]:
         "high": "8",
         "colors": [signed_colour(float(place)) for place in np.linspace(-1, 1, len(SCALE))],
         "help": "Distance from the mean of the other samples in the batch, in standard deviations "
-        "of those samples. Choose a sample under Batch.",
+        "of those samples. Choose a sample under Batch. \u2013: nothing to compare, because "
+        "there is one value for the batch, or all other samples have the same value.",
     }

@@ -1,4 +1,4 @@
-"""Two runs, or two steps of one run: series, statistics, the tensors that differ most, settings."""
+"""Two runs, or two steps or types of one run: series, statistics, tensors that differ, settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import panel as pn
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.chooser import Chooser
 from comgra_decl.viewer.model.catalogue import RunEntry
-from comgra_decl.viewer.model.choices import Field, Groups, Option
+from comgra_decl.viewer.model.choices import Field, Groups, Option, type_label
 from comgra_decl.viewer.model.compare import (
     DIFFERENCE,
     counterpart,
@@ -20,10 +20,10 @@ from comgra_decl.viewer.model.compare import (
     shape_note,
     statistics_of,
 )
-from comgra_decl.viewer.model.comparison_target import Other
+from comgra_decl.viewer.model.comparison_target import ALL_TRAINING, Other
 from comgra_decl.viewer.model.partings import search, search_of
 from comgra_decl.viewer.model.ranks import with_rank
-from comgra_decl.viewer.model.runview import Slot
+from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.sheet import slot_of
 from comgra_decl.viewer.model.sheet_choices import pass_field
@@ -53,7 +53,7 @@ from comgra_decl.viewer.style import UNCUT
 
 _GRID = """
 :host {
-  box-sizing: border-box; display: grid !important; gap: 0 14px; padding: 8px 14px;
+  box-sizing: border-box; display: var(--stacked, grid) !important; gap: 0 14px; padding: 8px 14px;
   grid-template-columns: 190px minmax(220px, 3fr) minmax(280px, 3fr) minmax(260px, 3fr);
   grid-template-rows: minmax(0, 1fr);
 }
@@ -74,19 +74,21 @@ _GRID = """
   .table { grid-column: 1 / span 2; }
 }
 .choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
+.choices { display: var(--screen-only, block) !important; }
 .scroll-button { display: none !important; }
-@media print { :host { grid-template-rows: minmax(300px, auto) auto auto !important; } }
+@media print { :host { min-height: 0 !important; } }
 """
 _RANKS = "ranks of this run"
+_SAME = "="  # a choice needs a name
 _AXES = (Option("recorded", "recorded"), Option("relative", "\u00f7 start"))
 
 
 class ComparePane(Pane):
-    """Compares the displayed run and step with another run or step."""
+    """Compares the displayed run, type and step with another run, type or step."""
 
     reads: ClassVar = TENSOR | {
         "step", "batch", "statistic", "pass_", "scale", "axis", "other", "other_step",
-        "other_revision", "section", "looked",
+        "other_type", "other_revision", "section", "looked",
     }  # fmt: skip
 
     def __init__(self, act: Act, runs: Any) -> None:
@@ -152,7 +154,7 @@ class ComparePane(Pane):
         self.figure.draw(overlay, other, at=at, log=shown.scale == "log", axis=shown.axis)
         match = None if other.view is None else counterpart(other.view, slot)
         rows = statistics_of(view, slot, other, at)
-        note = other.problem or shape_note(view, slot, match, other=other.view, at=at)
+        note = other.problem or shape_note(view, slot, match, other=other, at=at)
         if other.view is not None and match is None and not note:
             note = "The other run does not have this tensor."
         content, tokens = statistics_html(rows, at, other, slot=slot, note=note)
@@ -168,6 +170,8 @@ class ComparePane(Pane):
             self.act(other=value, other_step=None)
         elif name == "other_step":
             self.act(other_step=int(value))
+        elif name == "other_type":
+            self.act(other_type="" if value == _SAME else value, other_step=None)
         elif name == "pin":
             self._pin(value)
         elif name == "paint":
@@ -257,11 +261,13 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
         "Another run, or another step of this run",
     )
     fields = [with_]
+    if other.view is not None and len(other.view.types()) > 1:
+        fields.append(_type_field(other.view, other))
     if other.view is not None and other.step is not None:
-        steps = other.view.steps(shown.at.type if shown.at.type in other.view.types() else "")
+        steps = other.view.steps(other.type_beside(shown.at.type))
         fields.append(Field("other_step", "Step", str(other.step), (), "Step of the other run",
                             "number", int(steps[0]), int(steps[-1])))  # fmt: skip
-    free = "first step" if not other.run else "same step"
+    free = "same step" if other.is_apart(shown.view, shown.at) else "first step"
     pins = (Option("pin", "this step"), Option("free", free))
     fields.append(Field("pin", "Set to", "", pins, "Keeps the other side at this step; click again "
                                                    "to release it", "actions"))  # fmt: skip
@@ -275,3 +281,13 @@ def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
         Field("paint", "Difference", "", paint, "Colours nodes by the difference", "actions"),
     )
     return (("Other side", tuple(fields)), ("Shown", drawn))
+
+
+def _type_field(there: RunView, other: Other) -> Field:
+    """Return the choice of the other side's type of execution."""
+    types = [Option(t or ALL_TRAINING, type_label(there, t)) for t in there.types()]
+    now = _SAME if other.type is None else other.type or ALL_TRAINING
+    return Field(
+        "other_type", "Type", now, (Option(_SAME, "same type"), *types),
+        "Type of execution of the other side, such as the unchanged samples of a probe",
+    )  # fmt: skip

@@ -40,7 +40,7 @@ class OverlayFigure:
             self.frame.hover.along([*fig.hover.renderers, line])
             items.append(LegendItem(label=side, renderers=[line]))
         self._legend: Any = legend(items)
-        fig.add_layout(self._legend)
+        fig.add_layout(self._legend, "above")  # inside, it would lie on the curves
         self.there = Span(location=0, dimension="height", line_color=ORANGE, line_width=1.5,
                           line_dash=[5, 3], level="overlay", visible=False)  # fmt: skip
         fig.add_layout(self.there)

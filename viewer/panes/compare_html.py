@@ -32,11 +32,14 @@ def statistics_html(
     parts = "".join(f'<span class="chip">{_e(chip)}</span>' for chip in chips)
     where = other.run.rpartition("/")[2] if other.run else "this run"
     where += "" if other.step is None else f", step {other.step}"
+    here, beside = at.type, other.type_beside(at.type)
+    types = [f"{t or 'all training steps'}, " if here != beside else "" for t in (here, beside)]
+    sides = f"this: {types[0]}step {at.step} \u00b7 other: {types[1]}{where}"
     lines = "".join(_statistic_line(name, pair, at) for name, pair in rows)
     body = (
         f'<div class="node-title" data-step="{at.step}" data-other="{other.step}">'
         f"<h2>{_e(at.node)}</h2>{parts}{save_button('these statistics')}</div>"
-        f'<p class="note">this: step {at.step} \u00b7 other: {_e(where)}</p>'
+        f'<p class="note">{_e(sides)}</p>'
         + (f'<p class="note warn">{_e(note)}</p>' if note else "")
     )
     if rows:
@@ -72,6 +75,9 @@ def parting_html(search: Search | None) -> str:
             f'<table class="parting"><thead><tr><th>different at step {count(step)}</th>'
             f"<th>this and other</th></tr></thead><tbody>{rows}</tbody></table>"
         )
+        rest = len(search.found.differences) - _LISTED
+        if rest > 0:
+            rows += f'<p class="note">and {count(rest)} later in execution order</p>'
     return f'{title}<div class="parting" role="status">{lines}</div>{rows}'
 
 

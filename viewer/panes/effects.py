@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+from base64 import b64encode
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing
 from comgra_decl.viewer.model.effects import EffectTable, PlaceEffects
+from comgra_decl.viewer.model.images import png, signed
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 
 CSS = """
@@ -20,6 +25,15 @@ CSS = """
 .circuit text { fill: currentColor; font-size: 12px; }
 .circuit g[data-send] { cursor: pointer; }
 .card p.long { max-width: 560px; }
+.card .drawn { max-height: 660px; max-width: 760px; overflow: auto; }
+.drawn image { cursor: pointer; image-rendering: pixelated; }
+.drawn image:focus-visible { outline: 2px solid #3f6fd8; outline-offset: 1px; }
+.drawn text { fill: currentColor; font-size: 11px; }
+.drawn rect { fill: none; pointer-events: none; stroke: currentColor; }
+.drawn rect.chosen { stroke: #3f6fd8; stroke-width: 2; }
+.card output { display: block; font-variant-numeric: tabular-nums; min-height: 1.5em; }
+.card p.record { max-width: 760px; }
+.card p.record code { overflow-wrap: anywhere; user-select: all; }
 .circuit path { fill: none; }
 .circuit path.within { stroke: var(--line); stroke-dasharray: 3 3; }
 .amounts button { background: none; border: 1px solid var(--line); border-radius: 6px;
@@ -30,24 +44,42 @@ CSS = """
 _LOW, _HIGH = "#2463ad", "#d1561f"
 
 
+_MOST_OF_TABLE = 1024
+"""Most cells of a table with its numbers; larger ones are drawn."""
+
+_TALL, _BROAD, _LETTER, _LINE = 576, 560, 6.2, 12
+"""Pixels for the cells of a drawing, for a letter, and between labels."""
+
+
 def cell_token(name: str, row: int, column: int) -> str:
     """Return the message of a cell in a table."""
-    return f"place:{row}:{column}:{name}"
+    return f"{_grid(name)}:{row}:{column}"
 
 
-def tokens(tables: Sequence[EffectTable]) -> list[str]:
-    """Return the messages that the tables and circuits may send, except those for nodes."""
-    found = [f"strongest:{amount}" for amount in STRONGEST]
-    for table in tables:
-        if table.values is not None:
-            rows, columns = table.values.shape
-            cells = [(row, column) for row in range(rows) for column in range(columns)]
-            found += [cell_token(table.name, *cell) for cell in cells]
-    return found
+def _grid(name: str) -> str:
+    return f"place:{name}"
+
+
+def cell_of(token: str) -> tuple[str, int, int]:
+    """Return the intervention, the row and the column of a cell's message."""
+    where, row, column = token.rsplit(":", 2)
+    return where.removeprefix("place:"), int(row), int(column)
+
+
+def tokens() -> list[str]:
+    """Return the messages that circuits may send, except those for nodes."""
+    return [f"strongest:{amount}" for amount in STRONGEST]
+
+
+def grids(tables: Sequence[EffectTable]) -> dict[str, tuple[int, int]]:
+    """Return the rows and columns of each table whose cells send messages."""
+    return {_grid(t.name): (len(t.rows), len(t.columns)) for t in tables if t.values is not None}
 
 
 def effects_card(table: EffectTable, chosen: str) -> str:
     """Return a table of effects; a cell opens its place, and a row selects its node.
+
+    A table with many cells is a drawing, without its numbers and without rows to click.
 
     Args:
         table: the table.
@@ -55,6 +87,19 @@ def effects_card(table: EffectTable, chosen: str) -> str:
     """
     if table.values is None:
         return f'<div class="card"><h3>{_e(table.title)}</h3><p>{_e(table.missing)}</p></div>'
+    ends = (number(end * table.most, digits=3) for end in (-1, 1))
+    ramp = '<span class="ramp"></span>'.join(ends)
+    drawn = table.values.size > _MOST_OF_TABLE
+    cells = _drawing(table, chosen) if drawn else _cells(table, chosen)
+    return (
+        f'<div class="card"><h3>{_e(table.title)}</h3>{cells}<p>{ramp}</p>'
+        f"<p>{_e(table.note)}</p></div>"
+    )
+
+
+def _cells(table: EffectTable, chosen: str) -> str:
+    """Return the effects as a table of numbers."""
+    assert table.values is not None
     lines = []
     rows = zip(table.rows, table.nodes, table.values.tolist(), strict=True)
     for i, (name, node, row) in enumerate(rows):
@@ -66,13 +111,73 @@ def effects_card(table: EffectTable, chosen: str) -> str:
         send = f' tabindex="0" data-send="node:{_raw(node)}"' if node else ""
         lines.append(f"<tr><th{send}>{_e(name)}</th>{''.join(cells)}</tr>")
     heads = "".join(f"<th>{_e(column)}</th>" for column in table.columns)
-    ends = (number(end * table.most, digits=3) for end in (-1, 1))
-    ramp = '<span class="ramp"></span>'.join(ends)
     return (
-        f'<div class="card"><h3>{_e(table.title)}</h3><div class="wide"><table><thead><tr><th></th>'
-        f"{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div><p>{ramp}</p>"
-        f"<p>{_e(table.note)}</p></div>"
+        f'<div class="wide"><table><thead><tr><th></th>{heads}</tr></thead><tbody>'
+        f"{''.join(lines)}</tbody></table></div>"
     )
+
+
+def _drawing(table: EffectTable, chosen: str) -> str:
+    """Return the effects as a picture, of which each pixel is a cell.
+
+    The names and values of the cells go along as text, so that the page can say what the pointer
+    or the arrow keys are at.
+    """
+    values = table.values
+    assert values is not None
+    rows, columns = values.shape
+    across = float(max(3, min(18, _BROAD // columns)))
+    down = float(max(3, min(14, _TALL // rows)))
+    width, height = columns * across, rows * down
+    left = _LETTER * max(map(len, _named(table)), default=0) + 8
+    top = _LETTER * max(map(len, table.columns)) + 8
+    shares = values / table.most if table.most else 0 * values
+    texts = [
+        f'<text x="{left - 4:.1f}" y="{top + (i + 0.5) * down + 4:.1f}" text-anchor="end">'
+        f"{_e(name)}</text>"
+        for i, name in _spaced(_named(table), down)
+    ]
+    texts += [
+        f'<text transform="translate({left + (j + 0.5) * across + 4:.1f} {top - 4:.1f}) '
+        f'rotate(-90)">{_e(name)}</text>'
+        for j, name in _spaced(table.columns, across)
+    ]
+    where = cell_of(chosen) if chosen else None
+    if where is not None and where[0] == table.name:
+        _, row, column = where
+        texts.append(
+            f'<rect class="chosen" x="{left + column * across:.1f}" y="{top + row * down:.1f}" '
+            f'width="{across:.1f}" height="{down:.1f}"/>'
+        )
+    content = b64encode(np.ascontiguousarray(values, "<f4").tobytes()).decode()
+    names = (_raw(json.dumps(each)) for each in (table.rows, table.columns))
+    return (
+        f'<div class="drawn"><svg width="{left + width + 8:.0f}" height="{top + height + 2:.0f}" '
+        f'viewBox="0 0 {left + width + 8:.0f} {top + height + 2:.0f}">'
+        f'<image href="{png(signed(shares))}" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" '
+        f'height="{height:.1f}" preserveAspectRatio="none" tabindex="0" role="img" '
+        f'aria-label="{_e(table.title)}, {rows} by {columns} places; the arrow keys move" '
+        f'data-cells="{_raw(_grid(table.name))}" data-rows="{next(names)}" '
+        f'data-columns="{next(names)}" data-values="{content}"/>{"".join(texts)}'
+        '<rect class="here"/></svg></div><output aria-live="polite"></output>'
+    )
+
+
+def _named(table: EffectTable) -> list[str]:
+    """Return a name for each row: that of the module at its first row, if there are modules."""
+    if len(table.rows) * _LINE <= _TALL or not any(table.nodes):
+        return [*table.rows]
+    before = ("", *table.nodes[:-1])
+    return [node if node != last else "" for node, last in zip(table.nodes, before, strict=True)]
+
+
+def _spaced(names: Sequence[str], pitch: float) -> list[tuple[int, str]]:
+    """Return the names, with their numbers, that have room for a line."""
+    found: list[tuple[int, str]] = []
+    for i, name in enumerate(names):
+        if name and (not found or (i - found[-1][0]) * pitch >= _LINE):
+            found.append((i, name))
+    return found
 
 
 def _cell(value: float, most: float, token: str, place: str, *, first: bool, chosen: str) -> str:
@@ -118,35 +223,52 @@ def place_card(found: PlaceEffects, token: str) -> str:
         f'<div class="wide"><table><thead><tr><th>sample</th><th>without</th><th>with</th>'
         f"<th>effect</th></tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
         f"<p>{_e(found.measure)} at step {count(found.step)}, without and with the change</p>"
-        f"{_course(found)}</div>"
+        f"{_course(found)}{_recording(found)}</div>"
+    )
+
+
+def _recording(found: PlaceEffects) -> str:
+    """Return how to record all tensors with the change; "" if they are recorded."""
+    if not found.entry:
+        return ""
+    override = shlex.quote(f"interventions.here={found.entry}")
+    return (
+        '<p class="record">A sweep stores only effects. To record all tensors with this change:'
+        f"<br><code>comgra-decl look --step {found.step} RUN {_e(override)} train.py</code></p>"
     )
 
 
 def _course(found: PlaceEffects) -> str:
-    """Return a line of the mean effect over steps; "" if there is only one."""
+    """Return a line of the mean effect over steps, in a band; "" if there is only one step."""
     steps, means = found.steps.astype(np.float64), found.means
     known = np.isfinite(means)
     if known.sum() < 2:
         return ""
     width, height, margin = 240.0, 56.0, 4.0
-    low, high = min(0.0, float(means[known].min())), max(0.0, float(means[known].max()))
+    errors = np.nan_to_num(found.errors[known])
+    lower, upper = means[known] - errors, means[known] + errors
+    low, high = min(0.0, float(lower.min())), max(0.0, float(upper.max()))
     span = high - low or 1.0
-
-    def y(value: float) -> float:
-        return margin + (high - value) / span * (height - 2 * margin)
-
     across = (steps - steps[0]) / max(steps[-1] - steps[0], 1.0) * (width - 2 * margin) + margin
-    points = " ".join(
-        f"{x:.1f},{y(value):.1f}"
-        for x, value in zip(across[known].tolist(), means[known].tolist(), strict=True)
-    )
+    places = across[known]
+
+    def drawn(xs: NDArray[np.float64], values: NDArray[np.float64]) -> str:
+        ys = margin + (high - values) / span * (height - 2 * margin)
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(xs.tolist(), ys.tolist(), strict=True))
+
+    zero = margin + high / span * (height - 2 * margin)
+    band = ""
+    if errors.any():
+        around = drawn(np.append(places, places[::-1]), np.append(upper, lower[::-1]))
+        band = f'<polygon points="{around}" fill="{_HIGH}" opacity="0.25"/>'
     return (
         f'<svg width="{width:.0f}" height="{height:.0f}" role="img" aria-label="Mean effect over '
-        f'steps"><line x1="0" x2="{width:.0f}" y1="{y(0.0):.1f}" y2="{y(0.0):.1f}" '
-        f'stroke="currentColor" opacity="0.3"/><polyline points="{points}" fill="none" '
-        f'stroke="{_HIGH}" stroke-width="1.5"/></svg><p>mean effect, steps '
-        f"{count(int(steps[0]))} to {count(int(steps[-1]))}, from {number(low, digits=3)} to "
-        f"{number(high, digits=3)}</p>"
+        f'steps"><line x1="0" x2="{width:.0f}" y1="{zero:.1f}" y2="{zero:.1f}" '
+        f'stroke="currentColor" opacity="0.3"/>{band}<polyline '
+        f'points="{drawn(places, means[known])}" fill="none" stroke="{_HIGH}" '
+        'stroke-width="1.5"/></svg><p>mean effect'
+        f"{' and its standard error' if band else ''}, steps {count(int(steps[0]))} to "
+        f"{count(int(steps[-1]))}, from {number(low, digits=3)} to {number(high, digits=3)}</p>"
     )
 
 

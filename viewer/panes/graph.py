@@ -34,8 +34,8 @@ class GraphPane(Pane):
 
     reads: ClassVar = frozenset(
         {"run", "revision", "type", "step", "node", "role", "iteration", "batch", "statistic",
-         "colour", "expanded", "looked", "pass_", "other", "other_step", "other_revision",
-         "between", "route", "brush"}
+         "colour", "expanded", "looked", "pass_", "other", "other_step", "other_type",
+         "other_revision", "between", "route", "brush"}
     )  # fmt: skip
 
     def build(self) -> Any:

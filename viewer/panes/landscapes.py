@@ -7,9 +7,9 @@ import math
 import numpy as np
 
 from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.model.images import png
 from comgra_decl.viewer.model.landscapes import Curve, Floats, Landscape
 from comgra_decl.viewer.model.numbers import number
-from comgra_decl.viewer.model.pictures import png
 
 _WIDTH, _HEIGHT, _LEFT, _BELOW, _ABOVE = 240, 130, 6, 16, 14
 _RAMP = '<span class="heights"></span>'

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
-
-from comgra_decl.query import Picture
+from comgra_decl.records import INTERVENTION_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
-from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
-from comgra_decl.viewer.model.effects import PlaceEffects, place_effects
+from comgra_decl.viewer.model.clouds import Clouds, layouts_here
+from comgra_decl.viewer.model.compare import DIFFERENCE, ranking_of
+from comgra_decl.viewer.model.comparison_target import Other
+from comgra_decl.viewer.model.effects import EffectTable, PlaceEffects, place_effects
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.pictures import (
     Album,
     Card,
-    Cloud,
     Exhibit,
     Lens,
-    Tile,
     album,
-    layouts_here,
 )
 from comgra_decl.viewer.model.table_cards import TableCard
-from comgra_decl.viewer.palette import LINES, colour_at
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.panes.clouds import FIT_AGAIN, cloud_card
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
 from comgra_decl.viewer.panes.effects import (
+    cell_of,
     circuit_card,
     effects_card,
+    grids,
     place_card,
     shaded,
     tokens,
 )
+from comgra_decl.viewer.panes.gallery import CSS as GALLERY
+from comgra_decl.viewer.panes.gallery import gallery
 from comgra_decl.viewer.panes.landscapes import landscape_card
+from comgra_decl.viewer.panes.record_cards import CSS as RECORD_CARDS
+from comgra_decl.viewer.panes.record_cards import missing_card, record_card
 
 _CSS = """
-.gallery, .cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
-.gallery { max-height: 392px; overflow: auto; }
-.tile { background: none; border: 2px solid var(--line); border-radius: 8px; color: inherit;
-  cursor: pointer; font: inherit; padding: 6px; text-align: left; width: 104px; }
-.tile[aria-pressed="true"] { border-color: #3f6fd8; }
-.tile img, .card img { display: block; image-rendering: pixelated; object-fit: contain; }
-.tile img { height: 88px; width: 88px; }
-.tile .text { display: block; font-size: 11px; line-height: 1.3; max-height: 72px;
-  margin-bottom: 4px; overflow: hidden; overflow-wrap: anywhere; }
+.cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
+.card img { display: block; image-rendering: pixelated; object-fit: contain; }
 .card .lens th { white-space: nowrap; }
 .card .lens td { text-align: center; white-space: pre; }
 .card .lens tbody th { position: sticky; left: 0; background: var(--panel-surface-color, #fff); }
@@ -54,14 +52,19 @@ _CSS = """
 .card h3 { font-size: 13px; letter-spacing: 0; margin: 0 0 6px; overflow-wrap: anywhere;
   text-transform: none; }
 .card img { background: var(--faint); height: 190px; width: 190px; }
+.card .over { position: relative; width: fit-content; }
+.card .over .veil { background: none; height: 100%; inset: 0; object-fit: fill; position: absolute;
+  width: 100%; }
+.card .over img { height: auto; max-height: 190px; min-height: 40px; }
+.choice { margin: 0 0 8px; }
 .card p { margin: 6px 0 0; max-width: 260px; overflow-wrap: anywhere; }
 .card table td, .card table th { font-size: 11px; padding: 2px 5px; text-align: right; }
 .card { box-sizing: border-box; max-width: 100%; }
 .card .wide { max-height: 420px; max-width: 760px; overflow: auto; }
-.card button[aria-pressed] { background: none; border: 1px solid var(--line); border-radius: 6px;
-  color: inherit; cursor: pointer; font: inherit; padding: 2px 8px; }
-.card button[aria-pressed="true"] { border-color: #3f6fd8; color: #3f6fd8; }
-.card pre { margin: 6px 0 0; max-width: 420px; overflow: auto; }
+.card button[aria-pressed], .choice button { background: none; border: 1px solid var(--line);
+  border-radius: 6px; color: inherit; cursor: pointer; font: inherit; padding: 2px 8px; }
+button[aria-pressed="true"]:not(.tile) { border-color: #3f6fd8; color: #3f6fd8; }
+.card pre { margin: 6px 0 0; max-width: 420px; white-space: pre-wrap; }
 .card .curve { display: block; }
 .curve path { fill: none; stroke: #3f6fd8; stroke-width: 1.8; }
 .curve line { stroke: currentColor; stroke-dasharray: 3 3; stroke-opacity: 0.5; }
@@ -87,30 +90,36 @@ pictures:
 """
 
 _NO_PICTURE = """
-<div class="card"><h3>No picture is declared</h3><pre>pictures:
+<div class="card empty"><h3>No picture is declared</h3><pre>pictures:
   cam:  {{method: grad_cam, of: {probe}, select: {{class: Conv2d}}, target: label}}
   maps: {{method: integrated_gradients, of: {probe}, target: top}}</pre></div>
 """
 
 
 _NO_INTERVENTION = """
-<div class="card"><h3>No intervention is declared</h3><pre>interventions:
+<div class="card empty"><h3>No intervention is declared</h3><pre>interventions:
   no_mlp: {{of: {probe}, select: "**.mlp", do: zero}}
   units:  {{of: {probe}, select: {{class: Linear}}, do: zero, sweep: [node, feature]}}</pre></div>
 """
 
 
+_OVER = "over"
+"""What the button sends that lays the maps over the image of the sample."""
+
+
 class PicturesPane(Pane):
     """A gallery of the probe's samples. A click selects a sample for all sections."""
 
-    reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "batch"})
+    reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "batch", "looked"})
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
         """Create the HTML view."""
-        self._method = "pca"
+        self._clouds = Clouds()
+        self._over = False
         self._place, self._strongest = "", STRONGEST[0]
-        self.view = html_view(_CSS + EFFECTS)
+        self._tables: dict[str, EffectTable] = {}
+        self.view = html_view(_CSS + GALLERY + EFFECTS + RECORD_CARDS)
         self.view.on_message(self._on_message)
         return self.view
 
@@ -120,75 +129,126 @@ class PicturesPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Rewrite the gallery and the cards."""
-        found = album(shown.view, shown.at, self._method)
+        found = album(shown.view, shown.at, self._clouds)
         drawings = [circuit_drawing(shown.view, t, self._strongest) for t in found.effects]
         circuits = [drawing for drawing in drawings if drawing is not None]
         sent = [f"sample:{tile.sample}" for tile in found.tiles]
         sent += [f"node:{node}" for node in _nodes(found, circuits)]
-        sent += tokens(found.effects)
-        sent += [f"cloud:{method}" for method in layouts_here()]
+        sent += tokens()
+        sent += [f"cloud:{method}" for method in layouts_here()] + [FIT_AGAIN, _OVER]
         place = self._opened(shown, found)
         cards = []
         for table in found.effects:
             cards.append(effects_card(table, self._place))
-            if place is not None and self._place.split(":", 3)[-1] == table.name:
+            if place is not None and cell_of(self._place)[0] == table.name:
                 cards.append(place_card(place, self._place))
         cards += [circuit_card(drawing) for drawing in circuits]
-        html = _page(found, shown.at.node, "".join(cards))
-        self.view.param.update(html=html, tokens=sent)
+        html = _page(found, shown.at.node, "".join(cards), over=self._over)
+        self.view.param.update(html=html, tokens=sent, grids=grids(found.effects))
+        self._tables = {table.name: table for table in found.effects}
 
     def _opened(self, shown: Shown, found: Album) -> PlaceEffects | None:
         """Return the effects in the place of the chosen cell; None if there is none."""
         if not self._place:
             return None
-        _, row, column, name = self._place.split(":", 3)
+        name, row, column = cell_of(self._place)
         table = next((table for table in found.effects if table.name == name), None)
         if table is None or table.values is None:
             return None
-        return place_effects(shown.view, table, int(row), int(column))
+        return place_effects(shown.view, table, row, column)
 
     def _on_message(self, message: Message) -> None:
-        kind, _, rest = message["send"].partition(":")
+        sent = message["send"]
+        kind, _, rest = sent.partition(":")
         if kind == "sample":
             self.act(batch=rest)
-        elif kind == "cloud":
-            self._method = rest
-            self.again()
-        elif kind == "node":
+            return
+        if kind == "node":
             self.act(node=rest)
+            return
+        if kind == "cloud":
+            self._clouds.method = rest
+        elif kind == FIT_AGAIN:
+            self._clouds.fit_again()
+        elif kind == _OVER:
+            self._over = not self._over
         elif kind == "strongest":
             self._strongest = int(rest)
+        elif kind == "place":
+            self._open(sent)
+            return
+        self.again()
+
+    def _open(self, token: str) -> None:
+        """Open the place of a cell; if all tensors are recorded, also compare them."""
+        table = self._tables[cell_of(token)[0]]
+        if table.swept:
+            self._place = "" if token == self._place else token
             self.again()
         else:
-            self._place = "" if message["send"] == self._place else message["send"]
-            self.again()
+            self._place = token
+            self._compare(table)
+
+    def _compare(self, table: EffectTable) -> None:
+        """Show the record of an intervention beside that of the probe, also on the graph.
+
+        If the selected node is in neither, the one that differs most is selected.
+        """
+        shown = self._shown
+        assert shown is not None
+        type_, probe = INTERVENTION_PREFIX + table.name, PROBE_PREFIX + table.probe
+        other = Other("", shown.view, table.step, type=probe)
+        at = replace(shown.at, type=type_, step=table.step)
+        ranked = ranking_of(shown.view, other, at, "forward", most=sys.maxsize).rows
+        nodes = [row.slot.node for row in ranked]
+        node = {} if at.node in nodes or not nodes else {"node": nodes[0]}
+        self.act(
+            type=type_, step=table.step, follow=False, other="", other_type=probe,
+            other_step=None, section="compare", colour=DIFFERENCE, pass_="forward", **node,
+        )  # fmt: skip
 
 
 def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:
-    likeness = [] if isinstance(found.likeness, str) else [*found.likeness.labels["node"]]
-    decoded = [] if found.decoded is None else [*found.decoded.labels["node"]]
+    pictures = [each.picture for each in found.computed if each.picture is not None]
+    compared = [
+        node
+        for picture in pictures
+        for node in picture.facts.get("nodes", picture.labels.get("node", []))
+    ]
     affected = [node for table in found.effects for node in table.nodes if node]
     inside = [spot.node for drawing in circuits for spot in drawing.spots.values()]
-    return [*dict.fromkeys([*likeness, *decoded, *affected, *inside])]
+    return [*dict.fromkeys([*compared, *affected, *inside])]
 
 
-def _page(found: Album, node: str, effects: str) -> str:
+def _page(found: Album, node: str, effects: str, *, over: bool) -> str:
     shown = _exhibits(found.exhibits)
+    computed = [record_card(each) for each in found.computed if each.picture is not None]
+    empty = [record_card(each) for each in found.computed if each.picture is None]
     if not found.probe:
-        return shown + _NO_PROBE
-    tiles = "".join(_tile(tile, tile.sample == found.sample) for tile in found.tiles)
-    cards = "".join(_card(card) for card in found.cards)
-    cards += "".join(map(_lens, found.lenses))
-    cards += "".join(map(landscape_card, found.landscapes))
-    cards = cards or _NO_PICTURE.format(probe=_e(found.probe))
-    cards += effects or _NO_INTERVENTION.format(probe=_e(found.probe))
-    cards += _cloud(found.cloud, node, found.sample) + _likeness(found) + _confusion(found)
-    cards += _reliability(found.reliability) + _decoded(found.decoded, found.step)
-    cards += "".join(_table(table, len(found.tiles)) for table in found.tables)
+        return f'{shown}{_NO_PROBE}<div class="cards">{"".join([*computed, *empty])}</div>'
+    image = next((tile.image for tile in found.tiles if tile.sample == found.sample), "")
+    pictures = [_card(card, image if over else "") for card in found.cards]
+    pictures += [*map(_lens, found.lenses), *map(landscape_card, found.landscapes)]
+    if not pictures:
+        empty.insert(0, _NO_PICTURE.format(probe=_e(found.probe)))
+    if not effects:
+        empty.append(_NO_INTERVENTION.format(probe=_e(found.probe)))
+    assert found.cloud is not None  # a probe has one
+    cloud = cloud_card(found.cloud, node, found.sample, [tile.sprite for tile in found.tiles])
+    tables = [_table(table, len(found.tiles)) for table in found.tables]
+    cards = [*pictures, effects, cloud, *computed, *tables, *empty]
+    veiled = bool(image) and any(card.over for card in found.cards)
     return (
-        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>"
-        f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
-        f'<div class="cards">{cards}</div>{shown}'
+        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>{gallery(found)}"
+        f'{_veil_button(over) if veiled else ""}<div class="cards">{"".join(cards)}</div>{shown}'
+    )
+
+
+def _veil_button(over: bool) -> str:
+    pressed = str(over).lower()
+    return (
+        f'<p class="choice"><button type="button" data-send="{_OVER}" aria-pressed="{pressed}">'
+        "maps over the image</button></p>"
     )
 
 
@@ -207,27 +267,17 @@ def _exhibits(found: Sequence[Exhibit]) -> str:
     return f'<h2>Shown by the program</h2><div class="cards">{"".join(cards)}</div>'
 
 
-def _tile(tile: Tile, chosen: bool) -> str:
-    image = f'<img src="{tile.image}" alt="">' if tile.image else ""
-    image += f'<span class="text">{_e(tile.text)}</span>' if tile.text else ""
-    lines = [f"sample {tile.sample}"]
-    if tile.label:
-        lines.append(f"label {_e(tile.label)}")
-    if tile.prediction is not None:
-        lines.append(f"predicted {tile.prediction}")
-    if tile.loss is not None:
-        lines.append(f"loss {number(tile.loss, digits=3)}")
-    return (
-        f'<button type="button" class="tile" data-send="sample:{tile.sample}" '
-        f'aria-pressed="{str(chosen).lower()}">{image}{"<br>".join(lines)}</button>'
-    )
-
-
-def _card(card: Card) -> str:
+def _card(card: Card, veiled: str) -> str:
+    """Return a card with a picture, as a veil over the image `veiled` if there is one."""
     if card.missing:
-        return _missing(card.title, card.missing)
+        return missing_card(card.title, card.missing)
     ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
     note = f"<p>{_e(card.note)}</p>" if card.note else ""
+    if card.rows:
+        return (
+            f'<div class="card"><h3>{_e(card.title)}</h3><div class="wide">{_explained(card)}</div>'
+            f"<p>{ramp}</p>{note}</div>"
+        )
     if card.words:
         text = "".join(
             _word(word, share, share * card.high)
@@ -237,10 +287,32 @@ def _card(card: Card) -> str:
             f'<div class="card"><h3>{_e(card.title)}</h3><div class="words">{text}</div>'
             f"<p>{ramp}</p>{note}</div>"
         )
+    drawn = f'<img src="{card.image}" alt="{_e(card.title)}">'
+    if veiled and card.over:
+        drawn = (
+            f'<div class="over"><img src="{veiled}" alt="">'
+            f'<img class="veil" src="{card.over}" alt="{_e(card.title)}"></div>'
+        )
+    return f'<div class="card"><h3>{_e(card.title)}</h3>{drawn}<p>{ramp}</p>{note}</div>'
+
+
+def _explained(card: Card) -> str:
+    """Return a table with a row for each explained position and a column for each token."""
+    head = "".join(f"<th>{_e(word)}</th>" for word in card.words)
+    lines = []
+    for name, shares in card.rows:
+        cells = "".join(_shade(share, share * card.high) for share in shares)
+        lines.append(f"<tr><th>{_e(name)}</th>{cells}</tr>")
     return (
-        f'<div class="card"><h3>{_e(card.title)}</h3>'
-        f'<img src="{card.image}" alt="{_e(card.title)}"><p>{ramp}</p>{note}</div>'
+        f'<table class="lens explained"><thead><tr><th></th>{head}</tr></thead><tbody>'
+        f"{''.join(lines)}</tbody></table>"
     )
+
+
+def _shade(share: float, value: float) -> str:
+    if share != share:  # NaN
+        return f'<td title="not defined">{MISSING}</td>'
+    return f'<td style="{shaded(share)}">{value:.2g}</td>'
 
 
 def _lens(lens: Lens) -> str:
@@ -267,164 +339,6 @@ def _word(word: str, share: float, value: float) -> str:
     return f'<span style="{shaded(share)}" title="{number(value, digits=3)}">{_e(word)}</span> '
 
 
-def _missing(title: str, why: str) -> str:
-    return f'<div class="card"><h3>{_e(title)}</h3><p>{_e(why)}</p></div>'
-
-
-_SIZE, _MARGIN = 190, 8
-_BETWEEN, _LETTER, _NAMED = 26, 6, 24
-"""Pixels between layers and for a letter, and the most letters of a name below a line."""
-
-
-def _cloud(found: Cloud | str, node: str, sample: int) -> str:
-    if isinstance(found, str):
-        return _missing(f"cloud: {node}", found)
-    groups = sorted(set(found.labels))
-    low, high = np.array(found.low), np.array(found.high)
-    span = np.where(high > low, high - low, 1.0)
-    inner = _SIZE - 2 * _MARGIN
-    places = _MARGIN + (found.points - low) / span * inner
-    dots = []
-    for i, (x, y) in enumerate(places.tolist()):
-        label = found.labels[i] if i < len(found.labels) else ""
-        colour = LINES[groups.index(label) % len(LINES)] if label in groups else LINES[0]
-        ring = ' stroke="currentColor" stroke-width="2"' if i == sample else ""
-        dots.append(
-            f'<circle cx="{x:.1f}" cy="{_SIZE - y:.1f}" r="4.5" fill="{colour}"{ring} '
-            f'tabindex="0" data-send="sample:{i}"><title>sample {i} {_e(label)}</title></circle>'
-        )
-    chooser = "".join(_choice(method, found.method) for method in layouts_here())
-    return (
-        f'<div class="card"><h3>cloud: {_e(node)}</h3>'
-        f'<svg width="{_SIZE}" height="{_SIZE}" role="img" aria-label="Cloud of {_e(node)}">'
-        f"{''.join(dots)}</svg><p>{_e(found.note)}, fitted to {count(found.steps)} steps</p>"
-        f"{chooser}</div>"
-    )
-
-
-def _choice(method: str, chosen: str) -> str:
-    """Return a button that lays out the cloud by a method; "" if there is no other method."""
-    if len(layouts_here()) < 2:
-        return ""
-    name = {"pca": "principal components", "tsne": "t-SNE"}[method]
-    pressed = str(method == chosen).lower()
-    send = f'data-send="cloud:{method}" aria-pressed="{pressed}"'
-    return f'<button type="button" {send}>{name}</button> '
-
-
-def _likeness(found: Album) -> str:
-    if isinstance(found.likeness, str):
-        return _missing("similarity of layers", found.likeness)
-    if not np.isfinite(found.likeness.values).any():
-        why = "CKA needs at least four samples; declare more with the probe's `samples`."
-        return _missing("similarity of layers", why)
-    names = found.likeness.labels["node"]
-    sizes = sorted({*found.likeness.facts["samples"]})
-    samples = count(sizes[0]) if len(sizes) == 1 else f"{count(sizes[0])} to {count(sizes[-1])}"
-    return (
-        '<div class="card"><h3>similarity of layers (CKA, unbiased)</h3>'
-        f"{_heat(found.likeness, names, 1.0, linked=True)}<p>{samples} samples</p></div>"
-    )
-
-
-def _heat(picture: Picture, names: list[str], most: float, *, linked: bool = False) -> str:
-    lines = []
-    for name, row in zip(names, picture.values.tolist(), strict=True):
-        cells = "".join(_cell(value, most) for value in row)
-        send = f' tabindex="0" data-send="node:{_raw(name)}"' if linked else ""
-        lines.append(f"<tr><th{send}>{_e(name)}</th>{cells}</tr>")
-    return f"<table><tbody>{''.join(lines)}</tbody></table>"
-
-
-def _cell(value: float, most: float) -> str:
-    if value != value:  # NaN
-        return f'<td title="not defined">{MISSING}</td>'
-    share = min(max(value / most, 0.0), 1.0) if most else 0.0
-    dark = "#fff" if share < 0.6 else "#111"
-    return f'<td style="background:{colour_at(share)};color:{dark}">{value:.2g}</td>'
-
-
-def _confusion(found: Album) -> str:
-    if isinstance(found.confusion, str):
-        return _missing("confusion matrix", found.confusion)
-    counts = found.confusion.values[0]
-    whole = Picture("confusion", counts, ("class", "predicted class"))
-    names = [str(i) for i in range(len(counts))]
-    return (
-        '<div class="card"><h3>confusion matrix (rows: class, columns: predicted class)</h3>'
-        f"{_heat(whole, names, float(counts.max(initial=0)))}</div>"
-    )
-
-
-def _reliability(found: Picture | None) -> str:
-    """Return a card with the accuracy in each bin of the confidence; "" without a picture."""
-    if found is None:
-        return ""
-    width = _SIZE / len(found.values)
-    bars = []
-    for i, (sure, right, samples) in enumerate(found.values.tolist()):
-        if not samples:
-            continue
-        known = (
-            f"confidence {number(sure, digits=3)}, accuracy {number(right, digits=3)}, "
-            f"{count(int(samples))} samples"
-        )
-        bars.append(
-            f'<rect x="{i * width + 0.5:.1f}" y="{_SIZE * (1 - right):.1f}" '
-            f'width="{width - 1:.1f}" height="{_SIZE * right:.1f}"><title>{known}</title></rect>'
-        )
-    total = count(int(found.values[:, 2].sum()))
-    return (
-        f'<div class="card"><h3>reliability: {_e(found.node or "")}</h3>'
-        f'<svg class="curve bars" width="{_SIZE}" height="{_SIZE}" role="img" '
-        f'aria-label="Accuracy by confidence">{"".join(bars)}'
-        f'<line x1="0" y1="{_SIZE}" x2="{_SIZE}" y2="0"/></svg>'
-        f"<p>accuracy (up) by confidence (0 to 1, across) of {total} samples; the bars of a "
-        "calibrated model end at the diagonal</p></div>"
-    )
-
-
-def _decoded(found: Picture | None, step: int) -> str:
-    """Return a card with a line over the layers; "" without a picture."""
-    if found is None:
-        return ""
-    names, values = found.labels["node"], found.values[-1].tolist()
-    places = [_MARGIN + i * _BETWEEN for i in range(len(names))]
-    inner, pieces, marks, pen = _SIZE - 2 * _MARGIN, [], [], "M"
-    for x, name, value in zip(places, names, values, strict=True):
-        if value != value:  # NaN
-            pen = "M"
-            continue
-        y = _MARGIN + inner * (1 - value)
-        pieces.append(f"{pen}{x} {y:.1f}")
-        pen = "L"
-        known = f"{_e(name)}: {number(value, digits=3)}"
-        marks.append(
-            f'<circle cx="{x}" cy="{y:.1f}" r="4" tabindex="0" data-send="node:{_raw(name)}">'
-            f"<title>{known}</title></circle>"
-        )
-    longest = max(map(len, names))
-    height = _SIZE + _LETTER * min(longest, _NAMED)
-    texts = "".join(
-        f'<text transform="translate({x + 3} {_SIZE + 4}) rotate(90)">{_e(_short(name))}</text>'
-        for x, name in zip(places, names, strict=True)
-    )
-    scale = "".join(
-        f'<line x1="0" x2="{places[-1] + _MARGIN}" y1="{y}" y2="{y}"/>'
-        f'<text x="{places[-1] + _MARGIN + 3}" y="{y + 4}">{mark}</text>'
-        for mark, y in ((1, _MARGIN), (0, _MARGIN + inner))
-    )
-    tested = found.facts["tested"][-1]
-    return (
-        '<div class="card"><h3>linear probe of each layer</h3><div class="wide">'
-        f'<svg class="curve layers" width="{places[-1] + 3 * _MARGIN}" height="{height}" '
-        f'role="img" aria-label="Accuracy of a linear probe by layer"><path d="{"".join(pieces)}"/>'
-        f"{scale}{''.join(marks)}{texts}</svg></div>"
-        f"<p>accuracy of a linear classifier of each layer's values, on {count(tested)} samples to "
-        f"which it was not fitted, at step {count(step)}</p></div>"
-    )
-
-
 def _table(table: TableCard, tiles: int) -> str:
     """Return a card with a table; rows that belong to a sample in the gallery select it."""
     head = "".join(f"<th>{_e(column)}</th>" for column in table.columns)
@@ -440,8 +354,3 @@ def _table(table: TableCard, tiles: int) -> str:
         f'<div class="card"><h3>{_e(table.title)}</h3><table><thead><tr>{head}</tr></thead>'
         f"{body}</table><p>{_e(table.note)}</p></div>"
     )
-
-
-def _short(name: str) -> str:
-    """Return the end of a long name, which tells layers apart."""
-    return name if len(name) <= _NAMED else "\u2026" + name[1 - _NAMED :]

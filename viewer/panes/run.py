@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.about import About, Entry, Facts, about
-from comgra_decl.viewer.model.headline import counted
+from comgra_decl.viewer.model.headline import counted, ending_of
 from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.verdicts import found
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
@@ -47,21 +47,25 @@ class FactsPane(Pane):
     def update(self, shown: Shown) -> None:
         """Rewrite all content."""
         facts = about(shown.view)
-        problems = "".join(f"<li>{_e(remark)}</li>" for remark in facts.remarks)
+        ending = ending_of(shown.view)
+        remarks = facts.remarks if ending is None else (f"{ending.headline}.", *facts.remarks)
+        problems = "".join(f"<li>{_e(remark[:1].upper() + remark[1:])}</li>" for remark in remarks)
         self.view.html = (
-            f'<div class="findings facts"><h3>Run</h3>{_table(facts.summary)}'
-            f'<ul class="remarks">{problems}</ul><p class="bar">{_e(_found(shown))} '
+            f'<div class="findings facts"><ul class="remarks">{problems}</ul>'
+            f'<h3>Run</h3>{_table(facts.summary)}<p class="bar">{_e(_found(shown))} '
             '<button type="button" data-send="findings">Findings</button>'
             '<button type="button" data-send="run">Config and spec</button></p></div>'
         )
 
 
 def _found(shown: Shown) -> str:
-    """Return the number of findings as a sentence."""
+    """Return the number of findings as a sentence. The end of a failed run counts as one."""
     diagnosis = found(shown.view).diagnosis
+    rules = "" if diagnosis is None else counted(diagnosis.findings)
+    end = "" if ending_of(shown.view) is None else "how the program ended"
     if diagnosis is None:
-        return "This run has not been checked yet."
-    return f"Findings: {counted(diagnosis.findings) or 'none'}."
+        return f"Findings: {end}; not checked yet." if end else "This run has not been checked yet."
+    return f"Findings: {' and '.join(filter(None, (end, rules))) or 'none'}."
 
 
 def _page(facts: About) -> str:

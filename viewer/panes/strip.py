@@ -22,6 +22,7 @@ from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 _SHOW, _NEXT, _BACK, _CLOSE, _EXPORT, _LOOK = "show", "next", "back", "close", "export", "look"
 _ALL = "all"
 _TOKENS = [_SHOW, _NEXT, _BACK, _CLOSE, _EXPORT, _LOOK, _ALL]
+_WIDTH, _HEIGHT = 72, 18  # of the loss curve, in pixels
 _HTML = "text/html;charset=utf-8"
 _CSS = Path(__file__).with_name("strip.css").read_text(encoding="utf-8")
 
@@ -116,11 +117,30 @@ def _line(said: Headline, *, walking: bool) -> str:
         buttons = _button(_LOOK, "Check now", "main", "Run the rules on all records")
     elif said.worst is None and not walking:
         buttons = _button(_ALL, "Show checks", "", "What was checked and what could not be")
-    numbers = f'<span class="numbers">{_e(said.numbers)}</span>' if said.numbers else ""
+    averaged = f"First and last value. The checks compare means: {said.averaged}."
+    tip = f' title="{_e(averaged)}"' if said.averaged else ""
+    numbers = f'<span class="numbers"{tip}>{_e(said.numbers)}</span>' if said.numbers else ""
     return (
         '<p class="line" role="status"><span class="lamp" aria-hidden="true"></span>'
         f'<b>{_e(said.lead)}</b> <span class="what" title="{_e(said.text)}">{_e(said.text)}</span>'
-        f"{buttons}{numbers}</p>"
+        f"{buttons}{numbers}{_curve(said.curve)}</p>"
+    )
+
+
+def _curve(points: tuple[tuple[float, float], ...]) -> str:
+    """Return a small drawing of the loss over the steps; "" for fewer than two values."""
+    if len(points) < 2:
+        return ""
+    steps, losses = zip(*points, strict=True)
+    low, high = min(losses), max(losses)
+    across = _WIDTH / (steps[-1] - steps[0])
+    down = _HEIGHT / (high - low) if high > low else 0.0
+    line = " ".join(
+        f"{(step - steps[0]) * across:.1f},{(high - loss) * down:.1f}" for step, loss in points
+    )
+    return (
+        f'<svg class="curve" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
+        f'aria-label="Training loss over steps"><polyline points="{line}"/></svg>'
     )
 
 

@@ -71,6 +71,10 @@ def command(
     smoothing: Annotated[
         float | None, typer.Option(min=0, help="Weight of earlier values of metrics, below 1.")
     ] = None,
+    strongest: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of places of a sweep whose effects to draw by step."),
+    ] = None,
     expand: Annotated[
         list[str] | None,
         typer.Option(help="Group to expand in a graph; can be repeated. Default: what is readable"),
@@ -92,6 +96,7 @@ def command(
         "type": type_,
         "over_batch": over_batch,
         "smoothing": smoothing,
+        "strongest": strongest,
         "expanded": expand,
         "of": pass_,
         "node": node,

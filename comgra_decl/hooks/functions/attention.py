@@ -70,6 +70,11 @@ def recomputed_weights(call: FusedCall, *, samples: int, most: int) -> torch.Ten
         return _weights(call, samples)
 
 
+def weights_of(call: FusedCall) -> torch.Tensor:
+    """Return the weights of all samples, as `recomputed_weights` does, with their history."""
+    return _weights(call, len(call.query))
+
+
 def _weights(call: FusedCall, samples: int) -> torch.Tensor:
     query, key = (_first(t, samples) for t in (call.query, call.key))
     if call.enable_gqa and key.shape[-3] != query.shape[-3]:

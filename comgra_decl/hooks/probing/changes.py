@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,30 @@ from comgra_decl.spec.interventions import (
     NoiseChange,
     PatchChange,
     ProjectionChange,
+    RecordedMean,
+    RecordedPatch,
+    RecordedSpec,
     ScaleChange,
 )
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A tensor in a record of a run.
+
+    Attributes:
+        values: [samples, ...].
+        labels: the label of each sample; "" if it has none.
+        where: the run, the step and the tensor, for messages.
+    """
+
+    values: torch.Tensor
+    labels: Sequence[str]
+    where: str
+
+
+Recall = Callable[[RecordedSpec], Recorded]
+"""Reads what a run has recorded of the tensor that is changed."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +68,18 @@ def needs_clean(do: Change) -> bool:
     if do == "mean" or isinstance(do, NoiseChange):
         return True
     if isinstance(do, PatchChange):
-        return not _is_file(do.patch)
+        return not isinstance(do.patch, RecordedPatch) and not _is_file(do.patch)
     vector = do.add if isinstance(do, AddChange) else None
     vector = do.project_off if isinstance(do, ProjectionChange) else vector
     return isinstance(vector, CategoryDifference)
 
 
 def changed(
-    do: Change, tensor: torch.Tensor, clean: torch.Tensor | None, samples: Sampled
+    do: Change,
+    tensor: torch.Tensor,
+    clean: torch.Tensor | None,
+    samples: Sampled,
+    recall: Recall | None = None,
 ) -> torch.Tensor:
     """Return the changed tensor, of the same shape and dtype; gradients pass through.
 
@@ -64,6 +90,7 @@ def changed(
         tensor: the tensor, [replicas * samples, ...], or a parameter. It is never written to.
         clean: its value in the unchanged pass, [samples, ...]; for a parameter, its own.
         samples: the samples.
+        recall: reads records of other runs; None if that is not possible.
 
     Raises:
         ProbeError: the change is not possible for this tensor.
@@ -72,7 +99,7 @@ def changed(
         if needs_clean(do):
             new = _from_clean(do, tensor, clean, samples)
         else:
-            new = _changed(do, tensor)
+            new = _changed(do, tensor, samples, recall or _recall_nothing)
     given: object = new
     if not isinstance(given, torch.Tensor) or given.shape != tensor.shape:
         found = list(given.shape) if isinstance(given, torch.Tensor) else type(given).__name__
@@ -80,7 +107,7 @@ def changed(
     return new if new.dtype == tensor.dtype else new.to(tensor.dtype)
 
 
-def _changed(do: Change, tensor: torch.Tensor) -> torch.Tensor:
+def _changed(do: Change, tensor: torch.Tensor, samples: Sampled, recall: Recall) -> torch.Tensor:
     if do == "zero":
         return torch.zeros_like(tensor)
     if isinstance(do, ScaleChange):
@@ -88,11 +115,13 @@ def _changed(do: Change, tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(do, ClampChange):
         return tensor.clamp(*do.clamp)
     if isinstance(do, AddChange):
-        return tensor + do.scale * _vector(do.add, tensor)
+        return tensor + do.scale * _fitting(_vector(do.add, tensor, recall), tensor)
     if isinstance(do, ProjectionChange):
-        return _projected(tensor, _vector(do.project_off, tensor), do.dim)
+        return _projected(tensor, _vector(do.project_off, tensor, recall), do.dim)
     if isinstance(do, PatchChange):
-        return _from_file(str(do.patch), tensor).broadcast_to(tensor.shape)
+        if isinstance(do.patch, RecordedPatch):
+            return _of_samples(do.patch, recall(do.patch), tensor, samples)
+        return _fitting(_from_file(str(do.patch), tensor), tensor).broadcast_to(tensor.shape)
     assert isinstance(do, FunctionChange)
     given: torch.Tensor = call_named(do, tensor.clone())  # it may write to what it receives
     return given
@@ -113,13 +142,14 @@ def _from_clean(
         )
     if isinstance(do, AddChange):
         assert isinstance(do.add, CategoryDifference)
-        difference = _difference(do.add, clean, samples)
+        difference = _of_categories(do.add, clean, samples)
         return tensor if difference is None else tensor + do.scale * difference
     if isinstance(do, ProjectionChange):
         assert isinstance(do.project_off, CategoryDifference)
-        difference = _difference(do.project_off, clean, samples)
+        difference = _of_categories(do.project_off, clean, samples)
         return tensor if difference is None else _projected(tensor, difference, do.dim)
     if isinstance(do, PatchChange):
+        assert not isinstance(do.patch, RecordedPatch)
         source = clean[_sources(do.patch, samples.count)] if do.patch != "clean" else clean
         return _repeated(source, tensor, samples)
     assert do == "mean"
@@ -195,9 +225,63 @@ def _projected(tensor: torch.Tensor, direction: torch.Tensor, along: int) -> tor
     return tensor - component / square * direction
 
 
-def _vector(given: Any, tensor: torch.Tensor) -> torch.Tensor:
+def _recall_nothing(source: RecordedSpec) -> Recorded:
+    raise ProbeError(
+        f"values of a run ({source.run}) are read only while a program is traced; save them to a "
+        ".npy file instead"
+    )
+
+
+def _of_samples(
+    patch: RecordedPatch, found: Recorded, tensor: torch.Tensor, samples: Sampled
+) -> torch.Tensor:
+    """Return the recorded value that each sample receives."""
+    count, known = samples.count, len(found.values)
+    wanted = patch.sample
+    if wanted is None and known != count:
+        raise ProbeError(
+            f"{found.where} has {known} samples, but the probe has {count}; choose with `sample`"
+        )
+    rows = [*range(count)] if wanted is None else wanted
+    rows = rows if isinstance(rows, list) else [rows] * count
+    if len(rows) != count:
+        raise ProbeError(f"sample lists {len(rows)} samples, but the probe has {count}")
+    for row in rows:
+        if not 0 <= row < known:
+            raise ProbeError(f"{found.where} has no sample {row}; it has {known}")
+    values = found.values.to(tensor.device, tensor.dtype)[rows]
+    values = values.repeat(samples.replicas, *[1] * (values.dim() - 1))
+    if values.shape != tensor.shape:
+        raise ProbeError(
+            f"{found.where} has the shape {list(found.values.shape[1:])} for each sample, but this "
+            f"tensor {list(tensor.shape[1:])}"
+        )
+    return values
+
+
+def _fitting(vector: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return what is broadcast to a tensor, without making it larger."""
+    pairs = zip(reversed(vector.shape), reversed(tensor.shape), strict=False)
+    if vector.dim() > tensor.dim() or any(own not in (1, size) for own, size in pairs):
+        last = f", whose last dimension has {tensor.shape[-1]} entries" if tensor.dim() else ""
+        raise ProbeError(
+            f"values of shape {list(vector.shape)} cannot be broadcast to a tensor of shape "
+            f"{list(tensor.shape)}{last}"
+        )
+    return vector
+
+
+def _vector(given: Any, tensor: torch.Tensor, recall: Recall) -> torch.Tensor:
     if isinstance(given, str):
         return _from_file(given, tensor)
+    if isinstance(given, RecordedMean):
+        found = recall(given)
+        values = found.values.to(tensor.device)
+        values = values if values.dtype.is_floating_point else values.double()
+        if given.difference is None:
+            return values.mean(0).to(tensor.dtype)
+        means = _difference(given.difference, values, found.labels, found.where)
+        return means.to(tensor.dtype)
     try:
         return torch.tensor(given, dtype=tensor.dtype, device=tensor.device)
     except (TypeError, ValueError) as error:
@@ -212,7 +296,7 @@ def _from_file(name: str, tensor: torch.Tensor) -> torch.Tensor:
         raise ProbeError(f"{name} cannot be read as a .npy file: {error}") from None
 
 
-def _difference(
+def _of_categories(
     given: CategoryDifference, clean: torch.Tensor, samples: Sampled
 ) -> torch.Tensor | None:
     """Return the difference of the means; None while the labels are not known."""
@@ -220,14 +304,22 @@ def _difference(
         return None
     if len(samples.labels) != samples.count:
         raise ProbeError("needs a label for each sample")
+    return _difference(given.difference, clean, samples.labels, "")
+
+
+def _difference(
+    categories: Sequence[int | str], values: torch.Tensor, labels: Sequence[str], where: str
+) -> torch.Tensor:
+    """Return the difference of the means over the samples with two labels."""
     means = []
-    for category in map(str, given.difference):
-        places = [i for i, label in enumerate(samples.labels) if label == category]
+    for category in map(str, categories):
+        places = [i for i, label in enumerate(labels) if label == category]
         if not places:
-            known = sorted(set(samples.labels))
+            known = sorted({*labels} - {""})
+            whose = f" of {where}" if where else ""
             raise ProbeError(
-                f"no sample has the label {category!r} ({', '.join(known) or 'they have none'})"
-                f"{did_you_mean(category, known)}"
+                f"no sample{whose} has the label {category!r} "
+                f"({', '.join(known) or 'they have none'}){did_you_mean(category, known)}"
             )
-        means.append(clean[places].mean(0))
+        means.append(values[places].mean(0))
     return means[0] - means[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ def checked(drawn: Mapping[str, Drawn], mask: torch.Tensor | None) -> dict[str, 
             entry["gap"] = float(np.abs(facts["gap"]).mean())
             entry["difference"] = float(np.abs(facts["difference"]).mean())
         explains = [m for m in each.maps if m.per_sample and "target" in facts]
-        shares = [] if mask is None else [_outside(m, mask, facts["method"]) for m in explains]
+        if "positions" in facts:  # [samples, explained positions, ...]
+            summed = [replace(m, values=m.values.detach().abs().sum(1)) for m in explains]
+        else:
+            summed = explains
+        shares = [] if mask is None else [_outside(m, mask, facts["method"]) for m in summed]
         if known := [share for share in shares if share is not None]:
             entry["outside"] = max(known)
         if len(explains) == 1:

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import torch
 
 from comgra_decl.errors import ProbeError
-from comgra_decl.hooks.probing.changes import changed
 from comgra_decl.hooks.probing.measuring import Gauge
 from comgra_decl.hooks.probing.passes import Call, Edit, Numbered, Study, tensors_of
 from comgra_decl.hooks.probing.places import (
@@ -325,7 +324,7 @@ def _scaled(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def change_of(edit: Edit, call: Call, old: torch.Tensor, study: Study) -> torch.Tensor:
     """Return the change of each element of a tensor, at least in float32."""
-    new = changed(edit.spec.do, old, study.clean.get(call), study.samples)
+    new = edit.new(old, call, study.clean.get(call), study.samples)
     edit.tally.add(old, new, None)
     return widened(new) - widened(old)
 

@@ -5,23 +5,37 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from math import isnan
 from typing import Any
 
 import torch
 
 from comgra_decl.errors import ProbeError, SpecError, did_you_mean, reason_of, wrong_spec
+from comgra_decl.hooks.probing.changes import Recorded
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.effects import Group, changed_groups, estimated, swept
 from comgra_decl.hooks.probing.measuring import Gauge
-from comgra_decl.hooks.probing.passes import Edit, Study, Tally
+from comgra_decl.hooks.probing.passes import Call, Edit, Study, Tally
 from comgra_decl.hooks.probing.path_effects import estimated_paths, routed
 from comgra_decl.hooks.probing.paths import Paths, Route, receiver_groups
 from comgra_decl.hooks.probing.places import Modules, Target
 from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
-from comgra_decl.spec.interventions import ChangeSpec, InterventionSpec, PartSpec, PlaceSpec
+from comgra_decl.spec.interventions import (
+    ATTENTION,
+    ChangeSpec,
+    InterventionSpec,
+    PartSpec,
+    PlaceSpec,
+    RecordedSpec,
+)
+from comgra_decl.spec.probes import probe_type
+
+Recaller = Callable[[str, RecordedSpec, Call], Recorded]
+"""Reads a tensor from a record of a run, given the type of execution and the call that stand for
+what the spec leaves open. It raises a `ComgraError` if there is no such record."""
 
 _SHOWN = 4
 
@@ -46,6 +60,11 @@ class Interventions:
         declared: the interventions by name.
         warn: called once for each intervention that cannot be made, or that did nothing.
         tell: called with (intervention, sentence) about what the first one has changed.
+
+    Attributes:
+        recall: reads what other runs have recorded; None if that is not possible.
+        nothing: for each intervention that has been made, why its newest record shows no effect,
+            with "{}" for its name; None if it has one.
     """
 
     def __init__(
@@ -62,6 +81,8 @@ class Interventions:
         self._over: set[str] = set()  # those that failed
         self._records = 0
         self._checked = False
+        self.recall: Recaller | None = None
+        self.nothing: dict[str, str | None] = {}
 
     # -- before training -----------------------------------------------------------------------
 
@@ -141,8 +162,10 @@ class Interventions:
 
     def _edits(self, name: str, modules: Modules) -> list[Edit]:
         spec = self._declared[name]
+        recall = None if self.recall is None else partial(self.recall, probe_type(spec.of))
         return [
-            Edit(change, _parts(change), modules.selected(change)) for change in (*spec.first, spec)
+            Edit(change, _parts(change), modules.selected(change), recall=recall)
+            for change in (*spec.first, spec)
         ]
 
     def _route(self, name: str, modules: Modules) -> Route | None:
@@ -224,20 +247,33 @@ class Interventions:
                 self._warn(
                     f"{whose}: {_samples(missing)} no measure (NaN), even without the change"
                 )
-        idle = [i for i, change in enumerate(facts["changes"]) if not change["changed"]]
-        if len(idle) == len(facts["changes"]):
-            self._warn(f"{whose} did nothing: every element kept its value")
-        elif idle:
-            which = ", ".join(str(i + 1) for i in idle)
-            self._warn(f"change {which} of {whose} did nothing: every element kept its value")
-        elif facts.get("received", {}).get("changed") == 0:
-            self._warn(
-                f"{whose} did nothing: no receiver has another value, because no path leads to one "
-                "that avoids all other modules in `select`, `into` and `frozen`"
-            )
-        elif facts["same"]:
-            result = "no place has an effect" if spec.sweep else "the model's output is the same"
-            self._warn(f"{whose} did nothing: it changed {_amount(facts['changes'])}, but {result}")
+        nothing = _nothing(facts, swept=bool(spec.sweep))
+        self.nothing[name] = nothing
+        if nothing is not None:
+            self._warn(nothing.format(whose))
+
+
+def _nothing(facts: Mapping[str, Any], *, swept: bool) -> str | None:
+    """Return a sentence about a change without any effect; None if there is none.
+
+    It contains "{}" for the name of the intervention.
+    """
+    changes = facts["changes"]
+    idle = [i for i, change in enumerate(changes) if not change["changed"]]
+    if len(idle) == len(changes):
+        return "{} did nothing: every element kept its value"
+    if idle:
+        which = ", ".join(str(i + 1) for i in idle)
+        return f"change {which} of {{}} did nothing: every element kept its value"
+    if facts.get("received", {}).get("changed") == 0:
+        return (
+            "{} did nothing: no receiver has another value, because no path leads to one that "
+            "avoids all other modules in `select`, `into` and `frozen`"
+        )
+    if facts["same"]:
+        result = "no place has an effect" if swept else "the model's output is the same"
+        return f"{{}} did nothing: it changed {_amount(changes)}, but {result}"
+    return None
 
 
 def _parts(change: ChangeSpec) -> dict[str, PartSpec]:
@@ -249,8 +285,14 @@ def _never(where: str, change: PlaceSpec, paths: Sequence[str], study: Study) ->
     shown = ", ".join(path or "the model" for path in paths[:_SHOWN])
     more = ", ..." if len(paths) > _SHOWN else ""
     called = [path for path in paths if path in study.seen]
-    if not called:
+    if not called and change.role != ATTENTION:
         return f"{where}.select: none of the selected modules ({shown}{more}) is called"
+    if change.role == ATTENTION:
+        return (
+            f"{where}.role: no selected module ({shown}{more}) computes an attention pattern by "
+            "softmax over [samples, heads, queries, keys] or by scaled_dot_product_attention; "
+            "nn.MultiheadAttention does so out of reach"
+        )
     roles = sorted({role for path in called for role in study.seen[path]})
     if change.iteration is not None and change.role in {*roles, "output", "input"}:
         return f"{where}.iteration: no selected module is called {change.iteration + 1} times"

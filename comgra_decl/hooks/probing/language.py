@@ -30,7 +30,7 @@ class TokenSubject(Subject):
 
     Args:
         of: the copy of the model and the samples.
-        target: the token that is explained.
+        target: the token that is explained, at a single position.
 
     Attributes:
         other: the token whose output is subtracted, for each sample; None for none.
@@ -40,8 +40,10 @@ class TokenSubject(Subject):
         super().__init__(of.copy, of.samples)
         self.rewind = of.rewind
         self.facts = {"score": target.score}
+        assert isinstance(target.position, int)  # see `by_position`
         self._unchanged = of.unchanged
         self._target = target
+        self._position = target.position
         self._length = 0
         self.other: torch.Tensor | None = None
 
@@ -63,10 +65,15 @@ class TokenSubject(Subject):
         scores = widened(self._placed(tensor))
         return scores.log_softmax(1) if self._target.score != "logit" else scores
 
+    @property
+    def length(self) -> int:
+        """The number of positions in the output of the last call; 0 if there are none."""
+        return self._length
+
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 2:
             return tensor
-        self._length, position = tensor.shape[1], self._target.position
+        self._length, position = tensor.shape[1], self._position
         if not -self._length <= position < self._length:
             raise ProbeError(
                 f"position {position} does not exist; the model returns {self._length}"
@@ -90,7 +97,7 @@ class TokenSubject(Subject):
             self.other = self._listed(wanted.rather_than, scores)
             self.facts["rather_than"] = self.other.tolist()
         if self._length:
-            self.facts["position"] = wanted.position
+            self.facts["position"] = self._position
         named = [*found.tolist(), *self.facts.get("rather_than", ())]
         wrong = [token for token in named if not 0 <= token < scores.shape[1]]
         if wrong:
@@ -106,14 +113,14 @@ class TokenSubject(Subject):
 
     def _next(self) -> torch.Tensor:
         """Return the token of the input that follows the explained position."""
-        place = self._target.position % self._length + 1 if self._length else 0
+        place = self._position % self._length + 1 if self._length else 0
         given = [*tensors_in(self.samples.args), *tensors_in(self.samples.kwargs)]
         for _, tensor in given:
             usable = tensor.dtype == torch.int64 and tensor.shape[1:] == (self._length,)
             if usable and place < self._length:
                 return tensor[:, place]
         raise ProbeError(
-            f"no token of the input follows position {self._target.position}; name the `token`, or "
+            f"no token of the input follows position {self._position}; name the `token`, or "
             "choose an earlier `position`"
         )
 
@@ -126,6 +133,43 @@ class TokenSubject(Subject):
         if self.other is not None:
             found = found - scores.gather(1, self.other[:, None])
         return found[:, 0]
+
+
+def by_position(target: TokenTarget, subject: Subject) -> Iterator[tuple[int, TokenTarget]]:
+    """Yield each explained position, counted from 0, with the target at this position alone.
+
+    Raises:
+        ProbeError: the model has no positions, or not this one.
+    """
+    probing = TokenSubject(subject, target.model_copy(update={"position": 0}))
+    with torch.no_grad():
+        probing.call()
+    if not probing.length:
+        raise ProbeError(
+            f"position: {target.position} needs a model that returns [samples, positions, tokens]"
+        )
+    for position in _positions(target.position, probing.length, omit=target.token == "next"):
+        yield position, target.model_copy(update={"position": position})
+
+
+def _positions(wanted: str | int | list[int], size: int, *, omit: bool = False) -> list[int]:
+    """Return positions, counted from 0.
+
+    Args:
+        wanted: "all", a position or a list.
+        size: the number of positions.
+        omit: whether "all" omits the last one.
+
+    Raises:
+        ProbeError: there is no such position.
+    """
+    if isinstance(wanted, str):
+        return [*range(size - omit)]
+    listed = wanted if isinstance(wanted, list) else [wanted]
+    for position in listed:
+        if not -size <= position < size:
+            raise ProbeError(f"position {position} does not exist; there are {size}")
+    return [position % size for position in listed]
 
 
 # -- covered tokens ----------------------------------------------------------------------------
@@ -199,11 +243,14 @@ def _cover(spec: OcclusionSpec, subject: Subject, point: Point) -> torch.Tensor 
 
 
 def attention_rollout(spec: AttentionRolloutSpec, subject: Subject) -> torch.Tensor:
-    """Return the attention of a position to each position of the input, [samples, positions].
+    """Return the attention of positions to each position of the input.
 
     With the weights A of a layer, as means over heads, and the share r of the residual connection,
     each layer mixes positions by r I + (1 - r) A, with rows that are divided by their sum. The
     result is the product over the layers, the last one on the left (Abnar and Zuidema 2020).
+
+    Returns:
+        [samples, attending positions, positions].
 
     Raises:
         ProbeError: the model has no self-attention whose weights can be read.
@@ -235,14 +282,13 @@ def attention_rollout(spec: AttentionRolloutSpec, subject: Subject) -> torch.Ten
             f"{', '.join(map(str, sorted(sizes)))}"
         )
     (size,) = sizes
-    if not -size <= spec.position < size:
-        raise ProbeError(f"position {spec.position} does not exist; attention has {size}")
+    positions = _positions(spec.position, size)
     same = torch.eye(size, dtype=torch.float64, device=layers[0].device)
     rolled = same.expand(len(layers[0]), size, size)
     for weights in layers:
         mixed = spec.residual * same + (1 - spec.residual) * weights.double()
         rolled = mixed / mixed.sum(-1, keepdim=True) @ rolled
-    return rolled[:, spec.position].to(torch.float32)
+    return rolled[:, positions].to(torch.float32)
 
 
 def _connected(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from math import ceil
@@ -67,8 +67,12 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
         return _rolled(spec, subject, attention_rollout(spec, subject))
     facts: dict[str, Any] = {"method": str(spec.method)}
     if isinstance(spec.target, TokenTarget):
-        from comgra_decl.hooks.probing.language import TokenSubject
+        from comgra_decl.hooks.probing.language import TokenSubject, by_position
 
+        if not isinstance(spec.target.position, int):
+            found = by_position(spec.target, subject)
+            alone = {at: spec.model_copy(update={"target": own}) for at, own in found}
+            return _stacked({at: drawn(each, subject) for at, each in alone.items()})
         subject = TokenSubject(subject, spec.target)
     classes = subject.classes(spec.target)
     facts |= subject.facts
@@ -85,8 +89,35 @@ def drawn(spec: PictureSpec, subject: Subject) -> Drawn:
 
 def _rolled(spec: AttentionRolloutSpec, subject: Subject, values: torch.Tensor) -> Drawn:
     point = subject.point()
-    facts = {"method": spec.method, "position": spec.position}
+    facts: dict[str, Any] = {"method": spec.method}
+    if isinstance(spec.position, int):
+        facts["position"], values = spec.position, values[:, 0]
+    else:
+        size = values.shape[2]
+        wanted = range(size) if spec.position == "all" else spec.position
+        facts["positions"] = [position % size for position in wanted]
     return Drawn([Map(point.node, point.role, values)], facts)
+
+
+def _stacked(found: Mapping[int, Drawn]) -> Drawn:
+    """Return the pictures of several positions as one, [samples, positions, ...].
+
+    Facts about samples become lists with one for each position.
+    """
+    each = [*found.values()]
+    maps = [
+        replace(same[0], values=torch.stack([one.values for one in same], 1))
+        for same in zip(*(picture.maps for picture in each), strict=True)
+    ]
+    facts: dict[str, Any] = {}
+    for key, value in each[0].facts.items():
+        several = isinstance(value, list)
+        same = [picture.facts[key] for picture in each]
+        facts[key] = (
+            [list(of_sample) for of_sample in zip(*same, strict=True)] if several else value
+        )
+    del facts["position"]
+    return Drawn(maps, {**facts, "positions": [*found]})
 
 
 def _gradient(

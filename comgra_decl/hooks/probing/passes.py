@@ -15,8 +15,9 @@ import torch
 from torch import nn
 
 from comgra_decl.errors import ProbeError, reason_of
-from comgra_decl.hooks.probing.changes import Sampled, changed
+from comgra_decl.hooks.probing.changes import Recorded, Sampled, changed
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
+from comgra_decl.hooks.probing.patterns import Patterns
 from comgra_decl.hooks.probing.places import (
     Modules,
     Named,
@@ -31,7 +32,8 @@ from comgra_decl.hooks.probing.places import (
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.boundaries import input_role
-from comgra_decl.spec.interventions import ChangeSpec, ProjectionChange
+from comgra_decl.spec.interventions import ATTENTION, ChangeSpec, ProjectionChange, RecordedSpec
+from comgra_decl.torch_private import with_functions
 
 
 class Call(NamedTuple):
@@ -136,17 +138,19 @@ class Edit(Target):
     Attributes:
         spec: the change.
         regions: where the change is made; None: in the parts that `spec` names, in all modules.
+        recall: reads what a run has recorded of a call's tensor; None if that is not possible.
         tally: counts what it has changed.
     """
 
     spec: ChangeSpec
     regions: Sequence[Region] | None = None
+    recall: Callable[[RecordedSpec, Call], Recorded] | None = None
     tally: Tally = field(default_factory=Tally)
 
     def applied(
         self,
         tensor: torch.Tensor,
-        path: str,
+        call: Call,
         clean: torch.Tensor | None,
         *,
         heads: Callable[[str], int | None],
@@ -157,6 +161,7 @@ class Edit(Target):
         Raises:
             ProbeError: the change is not possible for this tensor.
         """
+        path = call.path
         try:
             regions = self._regions(path, tensor, heads)
             if not regions:
@@ -170,7 +175,7 @@ class Edit(Target):
                 device=tensor.device,
             )
             self._check_direction(tensor)
-            new = changed(self.spec.do, tensor, clean, samples)
+            new = self.new(tensor, call, clean, samples)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -184,6 +189,14 @@ class Edit(Target):
         wanted = torch.empty_like(tensor, device="meta").stride()
         own = where is not None and new.stride() == wanted
         return new if own else torch.empty_like(tensor).copy_(new)
+
+    def new(
+        self, tensor: torch.Tensor, call: Call, clean: torch.Tensor | None, samples: Sampled
+    ) -> torch.Tensor:
+        """Return the tensor as if all of it were changed; see `changes.changed`."""
+        reader = self.recall
+        recall = None if reader is None else lambda source: reader(source, call)
+        return changed(self.spec.do, tensor, clean, samples, recall)
 
     def _check_direction(self, tensor: torch.Tensor) -> None:
         along = self.spec.do.dim if isinstance(self.spec.do, ProjectionChange) else None
@@ -210,6 +223,8 @@ class Numbered(ABC):
     def __init__(self, inner: Watch | None = None) -> None:
         self._inner = inner
         self._calls: Counter[str] = Counter()
+        self._patterns: Counter[str] = Counter()  # attention patterns so far, by module
+        self._running: list[str] = []
 
     def before(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -217,14 +232,25 @@ class Numbered(ABC):
         """Handle the beginning of a call; return its arguments."""
         number = self._calls[path]
         self._calls[path] += 1
+        self._running.append(path)
         given: tuple[tuple[Any, ...], dict[str, Any]]
         given = self.handled(path, number, "input", (args, dict(kwargs)))
         return given if self._inner is None else self._inner.before(path, module, *given) or given
 
     def after(self, path: str, module: nn.Module, output: Any) -> Any:
         """Handle the end of a call; return its output."""
+        self._running.pop()
         output = self.handled(path, self._calls[path] - 1, "output", output)
         return output if self._inner is None else self._inner.after(path, module, output)
+
+    def attended(self, weights: torch.Tensor) -> torch.Tensor:
+        """Handle an attention pattern, as one of each module that is running."""
+        for path in reversed(self._running):
+            number = self._patterns[path]
+            self._patterns[path] += 1
+            weights = self.handled(path, number, ATTENTION, weights)
+        inner = self._inner
+        return inner.attended(weights) if isinstance(inner, Numbered) else weights
 
     @abstractmethod
     def handled(self, path: str, number: int, side: str, value: Any) -> Any:
@@ -232,9 +258,10 @@ class Numbered(ABC):
 
         Args:
             path: the module.
-            number: which of the module's calls, counted from 0.
-            side: "input" or "output".
-            value: (args, kwargs), or the output.
+            number: which of the module's calls, or of the attention patterns inside it, counted
+                from 0.
+            side: "input", "output" or "attention".
+            value: (args, kwargs), the output, or the attention weights.
         """
 
 
@@ -314,7 +341,7 @@ class Editing(Numbered):
     def _applied(self, edit: Edit, tensor: torch.Tensor, call: Call) -> torch.Tensor:
         return edit.applied(
             tensor,
-            call.path,
+            call,
             self._clean.get(call),
             heads=self._modules.heads,
             samples=self._samples,
@@ -332,7 +359,8 @@ class Editing(Numbered):
                         value = parameter.detach()
                         saved.append((value, value.clone()))
                         heads = self._modules.heads
-                        new = edit.applied(value, path, saved[-1][1], heads=heads, samples=single)
+                        call = Call(path, edit.spec.role, 0)
+                        new = edit.applied(value, call, saved[-1][1], heads=heads, samples=single)
                         value.copy_(new)
             yield
         finally:
@@ -342,6 +370,8 @@ class Editing(Numbered):
 
 def tensors_of(side: str, value: Any) -> list[Named]:
     """Return the tensors that a call receives or returns, with their roles (see `Numbered`)."""
+    if side == ATTENTION:
+        return [Named(ATTENTION, value)]
     if side == "output":
         return [Named(f"output{path}", tensor) for path, tensor in tensors_in(value)]
     given = (found for part in value for found in tensors_in(part))
@@ -402,6 +432,7 @@ class Study:
         self.seen: dict[str, set[str]] = {}
         self.output: Any = None
         self._wanted = wanted
+        self._attention = any(ATTENTION in roles for roles in wanted.values())
         self.rewind = Rewind(subject.copy)
 
     @property
@@ -412,7 +443,8 @@ class Study:
     def observe(self, watch: Watch | None = None) -> None:
         """Make the unchanged pass."""
         remembering = Remembering(self._wanted, watch)
-        self.output = self.subject.observe(remembering).output
+        with self._patterns_to(remembering, self.samples.count):
+            self.output = self.subject.observe(remembering).output
         self.clean, self.seen = remembering.values, remembering.seen
 
     @contextmanager
@@ -438,4 +470,16 @@ class Study:
             inner=watch,
         )
         with editing.parameters():
-            yield self.subject.copy.run(args, kwargs, watch=editing)
+            with self._patterns_to(editing, count * replicas):
+                output = self.subject.copy.run(args, kwargs, watch=editing)
+            yield output
+
+    @contextmanager
+    def _patterns_to(self, watch: Numbered, samples: int) -> Iterator[None]:
+        """Pass attention patterns to a watch, if any are wanted."""
+        if not self._attention:
+            yield
+            return
+        # Before training, this runs within a call of the program that tracing handles without them.
+        with with_functions(), Patterns(watch, samples):
+            yield

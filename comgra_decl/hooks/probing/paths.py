@@ -227,7 +227,7 @@ class Paths:
             held = held_value(self._held.tensors, call, copies)
             heads = self._study.modules.heads
             clean = self._study.clean.get(call)
-            return edit.applied(held, call.path, clean, heads=heads, samples=samples)
+            return edit.applied(held, call, clean, heads=heads, samples=samples)
 
         def kept(path: str) -> list[bool]:
             return [not self._is_open(path, regions, copy) for copy in range(copies)]

@@ -208,7 +208,13 @@ def with_copies(output: Any) -> Any:
     return output
 
 
-def division(name: str, part: PartSpec, shape: Sequence[int], heads: int | None) -> Division:
+def division(
+    name: str,
+    part: PartSpec,
+    shape: Sequence[int],
+    heads: int | None,
+    known: Mapping[str, int] = KNOWN_PARTS,
+) -> Division:
     """Return how a part divides a tensor of a shape.
 
     Args:
@@ -216,17 +222,19 @@ def division(name: str, part: PartSpec, shape: Sequence[int], heads: int | None)
         part: its declaration.
         shape: the shape of the tensor.
         heads: the number of attention heads, if it is known.
+        known: the dimension of each part without a `dim`. Heads with a dimension of their own are
+            its indices.
 
     Raises:
         ProbeError: the tensor cannot be divided this way; the message states why.
     """
-    declared = KNOWN_PARTS[name] if part.dim is None else part.dim
+    declared = known[name] if part.dim is None else part.dim
     rank = len(shape)
     if not -rank <= declared < rank:
         raise ProbeError(f"{name}: a tensor of shape {list(shape)} has no dimension {declared}")
     dim = declared % rank
     groups = part.groups
-    if groups is None and name == "head":
+    if groups is None and name == "head" and known is KNOWN_PARTS:
         if heads is None:
             raise ProbeError(
                 f"{name}: the number of heads is unknown, because no module around it has one of "
@@ -271,7 +279,7 @@ class Target:
             ProbeError: they cannot divide it.
         """
         found = {
-            name: division(name, part, tensor.shape, heads(path))
+            name: division(name, part, tensor.shape, heads(path), self.spec.known_parts)
             for name, part in self.parts.items()
         }
         for name, each in found.items():

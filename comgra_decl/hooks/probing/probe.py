@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.plans import ModulePlan, TopPlan
-    from comgra_decl.hooks.probing.interventions import Interventions, Made
+    from comgra_decl.hooks.probing.interventions import Interventions, Made, Recaller
     from comgra_decl.hooks.probing.passes import Study
     from comgra_decl.hooks.tensors.slots import SlotTable
     from comgra_decl.spec import Spec
@@ -165,6 +165,16 @@ class Probe:
         of_loss = Categories("target", warn=lambda _: None, expected=False)
         apart = by is not None and by != "target"
         return of_loss, Categories(by, warn=self._warn, expected=True) if apart else None
+
+    @property
+    def nothing(self) -> Mapping[str, str | None]:
+        """Which interventions did nothing; see `Interventions`."""
+        return {} if self._interventions is None else self._interventions.nothing
+
+    def recall(self, recaller: Recaller) -> None:
+        """Let interventions take values from records of other runs."""
+        if self._interventions is not None:
+            self._interventions.recall = recaller
 
     # -- during a step -------------------------------------------------------------------------
 

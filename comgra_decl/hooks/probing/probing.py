@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from comgra_decl.hooks.probing.checkpoints import Checkpoints
 from comgra_decl.hooks.probing.perturbations import Perturbations
 from comgra_decl.hooks.probing.probe import InputSlot, Probe
-from comgra_decl.records import PICTURE_CHECKS
+from comgra_decl.records import INTERVENTION_CHECKS, INTERVENTION_PREFIX, PICTURE_CHECKS
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from comgra_decl.hooks.plans import TopPlan
+    from comgra_decl.hooks.probing.interventions import Recaller
     from comgra_decl.hooks.probing.replays import Replays
     from comgra_decl.hooks.probing.samples import KeptSamples
     from comgra_decl.hooks.tensors.slots import SlotTable
@@ -58,6 +59,7 @@ class Probing:
     ) -> None:
         self._checks: dict[str, Any] = {}  # of the step that has just ended
         self._known: dict[str, Any] = {}  # of the newest record of each probe
+        self._effects: dict[str, Any] = {}  # of the newest record of each intervention
         self._attach = attach
         self.first: Callable[[str, nn.Module], None] | None = None
         self.single = False
@@ -85,6 +87,11 @@ class Probing:
         """Go on with the samples of a resumed run, by probe; a string is the reason for others."""
         for probe in self._probes:
             probe.earlier = samples.get(probe.name)
+
+    def recall(self, recaller: Recaller) -> None:
+        """Let interventions take values from records of other runs."""
+        for probe in self._probes:
+            probe.recall(recaller)
 
     def enter(
         self,
@@ -170,9 +177,20 @@ class Probing:
             self._checks.pop(probe.name, None)
             for raw in probe.ended(info, table):
                 sink(raw)
+                if raw.info.type.startswith(INTERVENTION_PREFIX):
+                    self._note(raw.info.type.removeprefix(INTERVENTION_PREFIX), info.step, probe)
             if probe.name in self._checks:
                 self._known[probe.name] = {"step": info.step, **self._checks[probe.name]}
                 self._attach(PICTURE_CHECKS, dict(self._known))
+
+    def _note(self, intervention: str, step: int, probe: Probe) -> None:
+        """Note for the rules whether an intervention had any effect."""
+        nothing = probe.nothing.get(intervention)
+        before = self._effects.get(intervention, {"since": step, "nothing": nothing})
+        kept = (before["nothing"] is None) == (nothing is None)
+        since = before["since"] if kept else step
+        self._effects[intervention] = {"step": step, "nothing": nothing, "since": since}
+        self._attach(INTERVENTION_CHECKS, dict(self._effects))
 
 
 def probes_anything(spec: Spec) -> bool:

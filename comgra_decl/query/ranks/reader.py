@@ -11,16 +11,25 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import compress
+from pathlib import Path
 from typing import Any
 
-from comgra_decl.errors import DamagedRunError, RunNotFoundError, UnknownNameError, shown
+from comgra_decl.errors import (
+    DamagedRunError,
+    RunNotFoundError,
+    StoreError,
+    UnknownNameError,
+    shown,
+)
 from comgra_decl.records import SlotKey
 from comgra_decl.store import Reader, RunMeta
+from comgra_decl.store.copying import Progress
 from comgra_decl.store.database import database_exists
 from comgra_decl.store.location import Location, Remote
 from comgra_decl.store.remote import databases_within
 from comgra_decl.store.view import View
 
+from .joined_copy import joined_view, write_joined
 from .side_by_side import side_by_side
 from .view import JoinedView
 
@@ -246,7 +255,31 @@ class JoinedReader:
                     complete=not self._waits(),
                     far=self.far,
                 )
+                if not self.missing:
+                    self._view.use_copy(joined_view(self.path / RANKS, self.readers))
             return self._view
+
+    def join(self, progress: Progress | None = None) -> Path:
+        """Write the statistics of all ranks together, so that they need not be joined again.
+
+        Returns:
+            The folder of the new database.
+
+        Raises:
+            DamagedRunError: a part of a rank is damaged; nothing was written.
+            StoreError: the run is being written, is in a bucket, lacks a rank, or its folder is not
+                writable.
+        """
+        if isinstance(self.path, Remote):
+            raise StoreError(f"{str(self.path)!r} is in a bucket; join a local copy instead.")
+        if self.state in ("live", "waiting"):
+            raise StoreError(
+                f"{str(self.path)!r} is still being recorded; join it once it has ended."
+            )
+        if self.missing:
+            missing = ", ".join(map(str, self.missing))
+            raise StoreError(f"{str(self.path)!r} lacks the data of rank {missing}.")
+        return write_joined(self.path / RANKS, self.view, self.readers, progress)
 
     def poll(self) -> bool:
         """Poll the ranks; return whether anything is new.

@@ -5,6 +5,7 @@ Slots and steps are matched by name and number, never by their position in a dat
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from comgra_decl.errors import DamagedRunError
 from comgra_decl.records import Note, SlotInfo, SlotKey, StoredPreview, Structure
 from comgra_decl.store import RunMeta
-from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn
+from comgra_decl.store.layout import SYSTEM_COLUMNS, RecordColumn, round_up
+from comgra_decl.store.levels import SPAN, Extremes, level_columns, reduced
 from comgra_decl.store.parts import Part, cut
 from comgra_decl.store.sessions import Session
 from comgra_decl.store.view import View
@@ -36,6 +38,8 @@ a time, so that a tile takes up to 30 MB, whatever the number of ranks."""
 
 
 T = TypeVar("T")
+
+_log = logging.getLogger("comgra_decl")
 
 
 class JoinedView:
@@ -82,6 +86,7 @@ class JoinedView:
         self._count = meta.sample_count // len(views)
         self._shape_codes: dict[tuple[int, ...], int] = {}
         self._lock = threading.Lock()
+        self._copy: View | None = None
 
     # -- facts
 
@@ -238,7 +243,13 @@ class JoinedView:
                 [(member.view, member.records) for member in self._members], slot - SYSTEM_COLUMNS
             )
         if family == "agg":
-            return self._joined_series(slot, inner[0] if inner else slice(None))
+            index = inner[0] if inner else slice(None)
+            if not isinstance(index, slice):
+                column = int(index)
+                copied = self._copied(column, lambda copy: copy.series("agg", slot, column))
+                if copied is not None:
+                    return copied
+            return self._joined_series(slot, index)
         table, _ = self._series_table(family, slot)
         return table[(slice(None), 0, *inner)]
 
@@ -247,20 +258,45 @@ class JoinedView:
         if family != "agg" or len(inner) != 1 or not isinstance(inner[0], (int, np.integer)):
             table = self.rows(family, 0, self.n)
             return table[(slice(None), slice(None), *inner)]
-        name = self.meta.columns[int(inner[0])]
-        joined = np.empty((self.n, len(self.slots)), np.float32)
-        for low in range(0, len(self.slots), _SLOTS):
-            slots = slice(low, min(low + _SLOTS, len(self.slots)))
-            one = [[member.slot(s.id) for s in self.slots[slots]] for member in self._members]
+        return self.tile(int(inner[0]), slice(0, self.n), slice(0, len(self.slots)))
+
+    def tile(self, column: int, records: slice, slots: slice) -> NDArray[np.float32]:
+        """Return one column for some slots in some common records, [records, slots]."""
+        copied = self._copied(column, lambda copy: copy.tile(column, records, slots))
+        return self.joined_tile(column, records, slots) if copied is None else copied
+
+    def joined_tile(self, column: int, records: slice, slots: slice) -> NDArray[np.float32]:
+        """Return what `tile` returns, joined from the ranks themselves."""
+        name = self.meta.columns[column]
+        joined = np.empty((records.stop - records.start, slots.stop - slots.start), np.float32)
+        for few in _spans(slots.start, slots.stop, _SLOTS):
+            one = [[member.slot(s.id) for s in self.slots[few]] for member in self._members]
             ranks = joining.Ranks(one)
-            wide = len(self._members) * (slots.stop - slots.start)
-            for records in _spans(0, self.n, max(1, _READ // wide)):
-                read = Columns(partial(self._tile, records=records, slots=slots))
-                for part in _spans(records.start, records.stop, max(1, _JOINED // wide)):
-                    own = slice(part.start - records.start, part.stop - records.start)
+            wide = len(self._members) * (few.stop - few.start)
+            at = slice(few.start - slots.start, few.stop - slots.start)
+            for many in _spans(records.start, records.stop, max(1, _READ // wide)):
+                read = Columns(partial(self._tile, records=many, slots=few))
+                for part in _spans(many.start, many.stop, max(1, _JOINED // wide)):
+                    own = slice(part.start - many.start, part.stop - many.start)
                     columns = Columns(partial(_rows, read, own))
-                    joined[part, slots] = self._column(name, columns, ranks, self.slots[slots])
+                    to = slice(part.start - records.start, part.stop - records.start)
+                    joined[to, at] = self._column(name, columns, ranks, self.slots[few])
         return joined
+
+    def extremes(
+        self, column: int, slots: slice, chosen: NDArray[np.bool_], within: slice
+    ) -> Extremes:
+        """Return the lowest and the highest values of a column in spans of common records.
+
+        Without joined statistics, all records are read: the extremes of the ranks are not those of
+        the joined values.
+        """
+        copied = self._copied(column, lambda copy: copy.extremes(column, slots, chosen, within))
+        if copied is not None:
+            return copied
+        first, last = within.start // SPAN * SPAN, min(round_up(within.stop, SPAN), self.n)
+        part = slice(first, last)
+        return reduced(self.tile(column, part, slots), chosen[part], first)
 
     def _tile(self, name: str, *, records: slice, slots: slice) -> Reading:
         """Read a column of some records and slots from all ranks, [ranks, records, slots]."""
@@ -282,6 +318,27 @@ class JoinedView:
         return None if lost is None else lost[:, 0]
 
     # -- joining
+
+    def use_copy(self, copy: View | None) -> None:
+        """Read statistics from joined statistics, if they have the same records and slots."""
+        if copy is not None and copy.n == self.n:
+            same = [slot.key for slot in copy.slots] == [slot.key for slot in self.slots]
+            self._copy = copy if same else None
+
+    def _copied(self, column: int, read: Callable[[View], T]) -> T | None:
+        """Return what is read from joined statistics; None without them, or if they are damaged."""
+        copy = self._copy
+        if copy is None or column >= level_columns(self.meta):
+            return None
+        try:
+            found = read(copy)
+        except DamagedRunError:
+            found = None
+        if found is None or copy.damage:
+            _log.warning("comgra: joined statistics are damaged, so the ranks are joined again")
+            self._copy = None
+            return None
+        return found
 
     def _of_each(self, read: Callable[[Member], T]) -> list[T]:
         """Return what is read from each rank."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,12 +26,14 @@ from comgra_decl.viewer.model.compare import (
     started,
     statistics_of,
 )
-from comgra_decl.viewer.model.comparison_target import Other, other_of
+from comgra_decl.viewer.model.comparison_target import ALL_TRAINING, Other, other_of
+from comgra_decl.viewer.model.partings import Search
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve
 from comgra_decl.viewer.model.sheet import slot_of
-from comgra_decl.viewer.panes.compare_html import ranking_html
+from comgra_decl.viewer.panes.compare import ComparePane
+from comgra_decl.viewer.panes.compare_html import parting_html, ranking_html
 from comgra_decl.viewer.url import format_query
 from tests.support.fake_run import FakeRun
 from tests.viewer.app.conftest import BROKEN_FROM
@@ -249,3 +254,57 @@ def test_the_first_difference_is_searched_and_shown(catalogue: Catalogue) -> Non
     assert (board.state.node, board.state.role, board.state.step) == (
         found.first.node, found.first.role, found.first.step,
     )  # fmt: skip
+
+
+def test_types_of_one_run_are_compared_at_one_step(root: Path, fake: FakeRun) -> None:
+    catalogue = Catalogue(root)
+    catalogue.refresh()
+    view = catalogue.open("group/small")
+    where = at(view, node="embed", step=12, statistic="std")
+    evaluated = other_of(catalogue, view, where, run="", step=None, type_="eval")
+    assert (evaluated.type, evaluated.is_apart(view, where)) == ("eval", True)
+    assert evaluated.step == 10  # the nearest one
+    rows = dict(statistics_of(view, slot_of(view, where, "forward"), evaluated, where))
+    slot = next(s for s in fake.slots if s.key == ("embed", "output", 0, "forward"))
+    values = fake.tensor(slot, 10, "eval").astype(np.float64)
+    expected = values.reshape(len(values), -1).std(1).mean()
+    assert rows["std"].there == pytest.approx(expected, rel=1e-5)
+    assert rows["std"].here == pytest.approx(spread(fake, "embed", where.step or 0), rel=1e-5)
+    again = at(view, node="embed", statistic="std", type="eval")
+    trained = other_of(catalogue, view, again, run="", step=None, type_=ALL_TRAINING)
+    assert (trained.type, trained.step) == ("", again.step)
+    overlay = overlay_of(view, slot_of(view, again, "forward"), trained, again, relative=False)
+    assert overlay.there is not None
+    assert overlay.there.steps.tolist() == view.steps("").tolist()
+    unknown = other_of(catalogue, view, where, run="", step=None, type_="evil")
+    assert (unknown.type, unknown.step) == (None, 0)
+    dashboard = Dashboard(catalogue, query="?section=compare&other_type=eval")
+    (pane,) = dashboard.screen.sections["compare"].panes
+    assert isinstance(pane, ComparePane)
+    assert pane.choices.check({"other_type": ALL_TRAINING})
+    assert "other_type=eval" in format_query(dashboard.state)
+    pane._choose({"other_type": ALL_TRAINING})
+    assert dashboard.state.other_type == ALL_TRAINING
+    pane._choose({"other_type": "="})
+    assert dashboard.state.other_type == ""
+
+
+def test_a_setting_that_one_run_lacks_is_a_dash(
+    catalogue: Catalogue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, there = (catalogue.open(name) for name in ("first", "second"))
+    table = pd.DataFrame({"a": [pd.NA, None], "b": ["x", 3]}, index=["k", "l"], dtype=object)
+    monkeypatch.setattr("comgra_decl.viewer.model.compare.differences", lambda _: table)
+    found = settings_of(view, Other("second", there, 0))
+    assert found == [("k", "\u2013", "x"), ("l", "\u2013", "3")]
+
+
+def test_a_list_of_differences_says_how_many_it_leaves_out(catalogue: Catalogue) -> None:
+    view, there = (catalogue.open(name) for name in ("first", "second"))
+    found = part(view.run, there.run)
+    one = found.differences[0]
+    many = Search(ref(there), replace(found, differences=(one,) * 11))
+    assert "and 3 later in execution order" in parting_html(many)
+    assert "later in execution order" not in parting_html(
+        replace(many, found=replace(found, differences=(one,) * 8))
+    )

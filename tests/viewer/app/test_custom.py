@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,79 @@ def test_the_example_of_the_documents_runs(root: Path, tmp_path: Path) -> None:
         for card in pane._cards:
             assert not card._trouble.visible, card._trouble.html
             assert card._place.objects
+
+
+def test_selecting_what_the_run_does_not_have_raises_an_error(root: Path, file: Path) -> None:
+    write(file, GOOD.replace("lambda look: look.statistic", "lambda look: looks.append(look) or ''"
+                             ).replace("calls = []", "calls = []\nlooks = []"))  # fmt: skip
+    dashboard, _ = opened(root, file)
+    dashboard.change(node="embed", step=4)
+    assert dashboard._views is not None
+    select = dashboard._views.views[0].build.__globals__["looks"][-1].select
+    with pytest.raises(ComgraError, match=r"no node 'heat'.*did you mean.*head"):
+        select(node="heat", step=3)
+    with pytest.raises(ComgraError, match=r"no argument 'nodes'.*did you mean.*node"):
+        select(nodes="head")
+    assert (dashboard.state.node, dashboard.state.step) == ("embed", 4)
+    select(node="head", step=3)
+    assert (dashboard.state.node, dashboard.state.step) == ("head", 3)
+
+
+def test_html_in_a_text_is_shown_as_text(root: Path, file: Path) -> None:
+    text = "'**bold** <img src=x onerror=alert(1)>\\n\\n<script>alert(2)</script>'"
+    write(file, GOOD.replace("look.statistic", text))
+    _, pane = opened(root, file)
+    html = (
+        pane._cards[1]
+        ._place.objects[0]
+        ._transform_object(pane._cards[1]._place.objects[0].object)["object"]
+    )
+    html = unescape(html)
+    assert "<strong>bold</strong>" in html
+    assert "<img" not in html
+    assert "<script" not in html
+    assert "&lt;img" in html
+
+
+DYNAMIC = """
+import holoviews as hv
+from comgra_decl.viewer.custom import View
+drawn = []
+def good(step, **others):
+    drawn.append(step)
+    return hv.Curve([(0, step)])
+def bad(step, **others):
+    if step == 5:
+        raise ValueError("not five")
+    return hv.Curve([(0, step)])
+def views():
+    return [
+        View("Bad", lambda look: hv.DynamicMap(bad, streams=[look.stream]), reads=()),
+        View("Good", lambda look: hv.DynamicMap(good, streams=[look.stream]), reads=()),
+    ]
+"""
+
+
+@pytest.mark.parametrize("first", [4, 5])
+def test_an_error_of_a_dynamic_map_concerns_its_view_only(
+    root: Path, file: Path, first: int
+) -> None:
+    write(file, DYNAMIC)
+    query = f"?section=views&node=embed&step={first}"
+    dashboard = Dashboard(Catalogue(root), query=query, views=ViewsFile(file))
+    pane: Any = dashboard.screen.sections["views"].panes[0]
+    pane.panel.get_root()  # as on a page
+    dashboard.change(step=5)
+    bad, good = pane._cards
+    assert bad._trouble.visible
+    assert not bad._place.visible
+    assert "not five" in bad._trouble.html
+    assert "views.py" in bad._trouble.html
+    assert good._place.visible
+    assert not pane._problem.visible
+    assert not pane._trouble.visible
+    assert dashboard._views is not None
+    assert dashboard._views.views[0].build.__globals__["drawn"][-1] == 5
+    dashboard.change(step=6)
+    assert bad._place.visible
+    assert not bad._trouble.visible

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import html
+import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +19,21 @@ from torch.nn import functional as F
 
 import comgra_decl
 from comgra_decl.errors import UnknownNameError
+from comgra_decl.query import Run
+from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.circuits import circuit_drawing
 from comgra_decl.viewer.model.effects import effect_tables, place_effects
+from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
+from comgra_decl.viewer.panes.compare import ComparePane
 from comgra_decl.viewer.panes.effects import cell_token
 from comgra_decl.viewer.panes.pictures import PicturesPane
 from comgra_decl.viewer.plotting import plotted, save
 from tests.probing.attention import HEADS, TOKENS, Language
+from tests.viewer.app.test_probe_pictures import pixels
 
 OUT = {"of": "eyes", "select": "blocks.*.attn.out", "role": "input", "do": {"patch": "other"}}
 SPEC: dict[str, Any] = {
@@ -45,20 +55,27 @@ SPEC: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+def traced(
+    spec: dict[str, Any], root: Path, *, blocks: int = 2, positions: int = 5, steps: int = 4
+) -> Run:
+    """Return a run of a training that is the same each time."""
     torch.manual_seed(0)
-    model = Language()
+    model = Language(blocks)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    with comgra_decl.trace(SPEC, root=tmp_path_factory.mktemp("runs")) as session:
-        for _ in range(4):
-            tokens = torch.randint(TOKENS, (6, 5))
+    with comgra_decl.trace(spec, root=root) as session:
+        for _ in range(steps):
+            tokens = torch.randint(TOKENS, (6, positions))
             optimizer.zero_grad()
             logits = model(tokens)
             F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
             optimizer.step()
     assert session.path is not None
-    return RunView(comgra_decl.open_run(session.path))
+    return comgra_decl.open_run(session.path)
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+    return RunView(traced(SPEC, tmp_path_factory.mktemp("runs")))
 
 
 def shown(view: RunView, **wanted: Any) -> Shown:
@@ -106,8 +123,8 @@ def test_a_row_selects_its_node_and_cells_have_the_numbers(view: RunView) -> Non
     chosen: list[dict[str, Any]] = []
     pane = PicturesPane(lambda **changes: chosen.append(changes))
     pane.refresh(shown(view, step=2, node="head"))
-    html = pane.view.html
-    card = html[html.index("heads: effect on loss") :].partition("</table>")[0]
+    content = pane.view.html
+    card = content[content.index("heads: effect on loss") :].partition("</table>")[0]
     cells = [float(cell) for cell in re.findall(r"<td[^>]*>([^<]+)</td>", card)]
     means = view.run.effects("heads", 2)["mean"].unstack("head")
     assert cells == [float(f"{mean:.2g}") for mean in means.to_numpy().ravel()]
@@ -122,8 +139,8 @@ def test_a_cell_opens_the_samples_without_and_with_the_change(view: RunView) -> 
     token = cell_token("places", 5, 3)
     assert pane.view.check({"send": token})
     pane._on_message({"send": token})
-    html = pane.view.html
-    card = html[html.index("places: blocks.1.attn.out, head 1, position 3") :]
+    content = pane.view.html
+    card = content[content.index("places: blocks.1.attn.out, head 1, position 3") :]
     rows = re.findall(r"<tr><th>(\d)[^<]*</th>(.*?)</tr>", card.partition("</table>")[0])
     facts = view.run.intervention_facts("places", 0)
     place = [(0, "blocks.1.attn.out", 1, 3)]
@@ -133,13 +150,161 @@ def test_a_cell_opens_the_samples_without_and_with_the_change(view: RunView) -> 
         numbers = [float(cell.replace("\u2212", "-")) for cell in re.findall(r"<td>([^<]+)", cells)]
         without, effect = facts["baseline"][int(number)], effects[int(number)]
         np.testing.assert_allclose(numbers, [without, without + effect, effect], rtol=1e-3)
-    assert html.count('aria-selected="true"') == 1
+    assert content.count('aria-selected="true"') == 1
     pane._on_message({"send": token})
     assert "without and with the change" not in pane.view.html
     pane._on_message({"send": cell_token("heads", 1, 2)})
-    line = re.search(r'Mean effect over steps.*?points="([^"]+)"', pane.view.html)
+    assert not pane.view.check({"send": cell_token("heads", 2, 0)})  # there are two modules
+    line = re.search(r'Mean effect over steps.*?<polyline points="([^"]+)"', pane.view.html)
     assert line is not None
     assert len(line[1].split()) == 2  # steps 0 and 2
+    assert re.search(r'<polygon points="(\S+ ){3}\S+" ', pane.view.html)  # up and down by the error
+
+
+def test_a_cell_of_a_recorded_intervention_compares_it_with_the_unchanged_samples(
+    view: RunView,
+) -> None:
+    catalogue = Catalogue(view.run.path.parent)
+    catalogue.refresh()
+    query = f"?section=pictures&step=2&node=head&run={view.run.path.name}"
+    dashboard = Dashboard(catalogue, query=query)
+    pane = PicturesPane(dashboard.change)
+    pane.refresh(shown(view, step=2, node="head"))
+    pane._on_message({"send": cell_token("no_mlp", 0, 0)})
+    state = dashboard.state
+    assert (state.section, state.colour) == ("compare", "difference")
+    assert (state.type, state.other_type, state.step) == ("intervention:no_mlp", "probe:eyes", 2)
+    assert state.node == "head"  # as before, since it is recorded
+    pane.refresh(shown(view, step=2, node="loss"))  # not part of the model
+    pane._on_message({"send": cell_token("no_mlp", 0, 0)})
+    assert state.node == "blocks.1.mlp"  # which differs most
+    (compare,) = dashboard.screen.sections["compare"].panes
+    assert isinstance(compare, ComparePane)
+    assert "this: intervention:no_mlp, step 2 \u00b7 other: probe:eyes, this run, step 2" in (
+        compare.table.html
+    )
+    for node in ("blocks.0", "blocks.1.mlp", "head"):
+        dashboard.change(node=node, role="output", statistic="std", batch="mean")
+        found = re.search(r"<td>std</td><td>([^<]+)</td><td>([^<]+)</td>", compare.table.html)
+        assert found is not None
+        sides = [float(text.replace("\u2212", "-")) for text in found.groups()]
+        for side, type_ in zip(sides, ("intervention:no_mlp", "probe:eyes"), strict=True):
+            values = view.run.slot(node).value(2, type=type_).astype(np.float64)
+            spread = values.reshape(len(values), -1).std(1).mean()
+            assert side == pytest.approx(spread, rel=2e-3)
+    painted: Any = dashboard.screen.graph.view.heat
+    assert painted["embed"]["text"] == "0%"
+    assert painted["head"]["text"] != "0%"
+    assert album(view, replace(shown(view).at, type="intervention:no_mlp")).probe == "eyes"
+
+
+def test_a_place_of_a_sweep_says_how_to_record_it(view: RunView, tmp_path: Path) -> None:
+    (table,) = (t for t in effect_tables(view, "eyes", 2) if t.name == "places")
+    found = place_effects(view, table, 5, 3)
+    assert found is not None
+    assert json.loads(found.entry) == {
+        "of": "eyes", "select": "blocks.1.attn.out", "role": "input", "do": {"patch": "other"},
+        "parts": {"head": {"only": [1]}, "position": {"only": [3]}},
+    }  # fmt: skip
+    run = traced({**SPEC, "interventions": {"here": json.loads(found.entry)}}, tmp_path)
+    effects = run.effects("here", 0)[[*range(4)]].to_numpy()[0]
+    np.testing.assert_allclose(effects, found.effects, atol=1e-6)
+    (paths,) = (t for t in effect_tables(view, "eyes", 2) if t.name == "paths")
+    path = place_effects(view, paths, 1, 4)
+    assert path is not None
+    entry = json.loads(path.entry)
+    assert (entry["into"], entry["parts"]) == ({"select": "head"}, {"head": {"only": [1]}})
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(view, step=2, node="head"))
+    pane._on_message({"send": cell_token("places", 5, 3)})
+    command = re.search(r"<code>([^<]+)</code>", pane.view.html)
+    assert command is not None
+    words = shlex.split(html.unescape(command[1]))
+    assert words[:5] == ["comgra-decl", "look", "--step", "0", "RUN"]
+    assert words[5] == f"interventions.here={found.entry}"
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> RunView:
+    """A sweep over 144 heads and 32 positions."""
+    sweep = {
+        **OUT,
+        "parts": {"head": {"groups": 8}},
+        "sweep": ["node", "head", "position"],
+        "estimate": "gradient",
+    }
+    spec = {**SPEC, "nodes": {"head": {"select": "head"}}, "interventions": {"heads": sweep}}
+    folder = tmp_path_factory.mktemp("wide")
+    return RunView(traced(spec, folder, blocks=18, positions=32, steps=1))
+
+
+def test_a_sweep_of_4608_places_is_a_picture_with_a_pixel_for_each(wide: RunView) -> None:
+    (table,) = effect_tables(wide, "eyes", 0)
+    assert table.values is not None
+    assert table.values.shape == (144, 32)
+    means = wide.run.effects("heads", 0)["mean"].to_numpy()
+    np.testing.assert_array_equal(table.values.ravel(), means)
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(wide, step=0))
+    drawn = re.search(r'<image href="([^"]+)".*?data-values="([^"]+)"', pane.view.html)
+    assert drawn is not None
+    sent = np.frombuffer(base64.b64decode(drawn[2]), "<f4")
+    np.testing.assert_array_equal(sent, means.astype(np.float32))
+    image = pixels(drawn[1])
+    assert image.shape == (144, 32, 3)
+    strongest = np.unravel_index(np.abs(table.values).argmax(), (144, 32))
+    end = [0x24, 0x63, 0xAD] if table.values[strongest] < 0 else [0xD1, 0x56, 0x1F]
+    assert image[strongest].tolist() == end
+    zero = table.values == 0
+    assert (image[zero] == 255).all()
+    assert len(pane.view.html) < 100_000
+    token = cell_token("heads", 143, 31)
+    assert pane.view.check({"send": token})
+    for wrong in ("place:heads:144:0", "place:heads:0:32", "place:heads:-1:0", "place:heads:x:0",
+                  "place:heads:1", "place:other:0:0"):  # fmt: skip
+        assert not pane.view.check({"send": wrong})
+    pane._on_message({"send": token})
+    assert "heads: blocks.17.attn.out, head 7, position 31" in pane.view.html
+
+
+@pytest.mark.browser
+def test_the_browser_points_at_cells_of_a_picture(
+    wide: RunView, serve: Callable[..., str], page: Any, tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    panel: Any = pytest.importorskip("panel")
+
+    def make() -> Any:
+        pane = PicturesPane(lambda **_: None)
+        pane.refresh(shown(wide, step=0))
+        panel.state.onload(lambda: pane.view.param.update(ready=True))
+        return pane.panel
+
+    page.goto(serve(make))
+    page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
+    card = page.locator(".card", has=page.get_by_role("heading", name="heads: effect on loss"))
+    picture = card.locator("image")
+    box = picture.bounding_box()
+    means = wide.run.effects("heads", 0)["mean"].to_numpy().reshape(144, 32)
+    picture.hover(position={"x": 10.5 / 32 * box["width"], "y": 100.5 / 144 * box["height"]})
+    said = card.locator("output")
+    expect(said).to_contain_text("blocks.12.attn.out, head 4, position 10: ")
+    value = float(said.inner_text().rpartition(": ")[2])
+    assert value == pytest.approx(means[100, 10], rel=6e-3)
+    picture.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(said).to_contain_text("blocks.12.attn.out, head 5, position 11: ")
+    page.keyboard.press("Enter")
+    place = page.locator(".card", has=page.get_by_role("heading", name="heads: blocks"))
+    expect(place.get_by_role("heading")).to_have_text(
+        "heads: blocks.12.attn.out, head 5, position 11"
+    )
+    page.keyboard.press("ArrowUp")  # the picture has kept the focus and the place
+    expect(said).to_contain_text("blocks.12.attn.out, head 4, position 11: ")
+    expect(page.locator("rect.chosen")).to_have_count(1)
+    page.screenshot(path=tmp_path / "wide.png", full_page=True)
 
 
 def test_places_of_each_form_of_sweep_have_the_effects_of_their_cell(view: RunView) -> None:
@@ -244,6 +409,36 @@ def test_the_browser_draws_the_tables(
     page.screenshot(path=tmp_path / "effects.png", full_page=True)
 
 
+def check_curve(plot: Any, label: str, effects: Any) -> None:
+    """Check a curve and its band against a table of `Run.effects` in one place."""
+    (curve,) = (e for e in plot if type(e).__name__ == "Curve" and e.label == label)
+    (band,) = (e for e in plot if type(e).__name__ == "Area" and e.label == label)
+    np.testing.assert_array_equal(curve["step"], effects.index)
+    np.testing.assert_allclose(curve["effect"], effects["mean"])
+    samples = effects[[*range(4)]].to_numpy()
+    error = samples.std(1, ddof=1) / 2  # of 4 samples
+    np.testing.assert_allclose(band["low"], effects["mean"] - error)
+    np.testing.assert_allclose(band["high"], effects["mean"] + error)
+
+
+def test_the_strongest_places_of_a_sweep_are_curves_by_step(view: RunView, tmp_path: Path) -> None:
+    run, plots = view.run, plotted(view.run)
+    plot = plots.effects("heads", strongest=3)
+    table: Any = run.effects("heads")
+    largest = table["mean"].abs().unstack("step").max(axis=1).sort_values(ascending=False)
+    labels = [e.label for e in plot if type(e).__name__ == "Curve"]
+    assert labels == [f"head {head}, {node}" for head, node in largest.index[:3]]
+    for (head, node), label in zip(largest.index[:3], labels, strict=True):
+        check_curve(plot, label, table.xs((head, node), level=("head", "node")))
+    at_0 = table.loc[0]["mean"].abs().idxmax()
+    first = plots.effects("heads", strongest=1, step=0)
+    assert [e.label for e in first if type(e).__name__ == "Curve"] == [f"head {at_0[0]}, {at_0[1]}"]
+    for backend in ("curves.svg", "curves.html"):
+        assert save(plot, tmp_path / backend).stat().st_size
+    with pytest.raises(ValueError, match="strongest must be at least 1, got 0"):
+        plots.effects("heads", strongest=0)
+
+
 def test_effects_are_plotted_with_their_numbers(view: RunView, tmp_path: Path) -> None:
     run, plots = view.run, plotted(view.run)
     heads = plots.effects("heads", step=2)
@@ -256,8 +451,7 @@ def test_effects_are_plotted_with_their_numbers(view: RunView, tmp_path: Path) -
     places = plots.effects("places")
     assert len(places.dframe()) == len(run.effects("places", 0))
     assert len(plots.effects("positions").dframe()) == 5
-    curve = plots.effects("no_mlp").dframe()
-    np.testing.assert_allclose(curve["effect"], run.effects("no_mlp")["mean"])
+    check_curve(plots.effects("no_mlp"), "no_mlp", run.effects("no_mlp"))
     for name in ("heads", "places", "positions", "no_mlp", "paths"):
         assert save(plots.effects(name), tmp_path / f"{name}.svg").stat().st_size
     with pytest.raises(UnknownNameError, match="did you mean 'heads'"):

@@ -11,7 +11,7 @@ import pytest
 from comgra_decl.query import open_run
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
-from comgra_decl.viewer.model.graph import graph_of
+from comgra_decl.viewer.model.graph import graph_of, info_of
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
@@ -185,6 +185,26 @@ def test_an_outlier_begins_at_the_first_node_where_it_is_far_away(deep: Path) ->
     paint, legend = paint_of(view, at, graph, [("nothing", ())])
     assert paint == {}
     assert any(text in legend["title"] for text in ("nowhere", "outlier from", "too small"))
+
+
+def test_a_recorded_tensor_without_samples_to_compare_is_not_shown_as_missing(
+    dashboard: Dashboard,
+) -> None:
+    dashboard.change(step=1, colour=UNUSUAL, batch="1", statistic="std", node="embed")
+    heat = dashboard.screen.graph.view.heat or {}
+    assert heat["loss"]["text"] == "\u2013"
+    assert heat["loss"]["fill"]
+    assert "nothing to compare" in (dashboard.screen.graph.view.legend or {})["help"]
+
+
+def test_the_line_below_the_graph_counts_the_edges_that_are_drawn(dashboard: Dashboard) -> None:
+    dashboard.change(node="head", step=1)
+    view = dashboard.catalogue.open(dashboard.state.run)
+    graph = graph_of(view, dashboard.state.selection)
+    kinds = {node.name: node.kind for node in graph.nodes}
+    sources = [source for source, sink, _ in graph.edges if sink == "head"]
+    reads = [name for name in sources if kinds[name] not in ("parameter", "buffer")]
+    assert f"{len(reads)} in" in info_of(view, dashboard.state.selection, graph)
 
 
 # ---- in a browser

@@ -24,6 +24,7 @@ from comgra_decl import viewer
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, open_group, open_run
 from comgra_decl.viewer import plotting
+from comgra_decl.viewer.elements import as_lines
 from comgra_decl.viewer.palette import KINDS
 from comgra_decl.viewer.plotting import plotted, save, shaded
 from tests.support.fake_run import FakeRun
@@ -114,7 +115,7 @@ def test_the_colours_of_kinds_are_those_of_the_viewer() -> None:
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
-        ({"step": 999}, "step 999 was not recorded. The steps are 0 to"),
+        ({"step": 999}, "step 999 was not recorded; nearest: "),
         ({"statistic": "sdt"}, "did you mean 'std'"),
         ({"statistic": "std", "of": "backward"}, "'backward' is not a pass"),
         ({"expanded": ["nowhere"]}, "'nowhere' is not a group that can be expanded"),
@@ -301,6 +302,13 @@ def test_points_without_neighbours_are_marked(steps: int, tmp_path: Path) -> Non
     figure = hv.render(plotted(short).series("head", "std"), backend="matplotlib")
     markers = [line for line in figure.axes[0].lines if line.get_marker() == "o"]
     assert len(markers) == (1 if steps == 1 else 0)
+
+
+def test_points_without_neighbours_are_marked_on_an_axis_of_names() -> None:
+    curve = as_lines(hv.Curve([("lr0.1-s0", 1.0), ("lr0.1-s1", np.nan), ("lr0.3-s0", 2.0)], "run"))
+    figure = hv.render(curve, backend="bokeh")
+    (marks,) = [r for r in figure.renderers if type(r.glyph).__name__ == "Scatter"]
+    assert list(marks.data_source.data["x"]) == ["lr0.1-s0", "lr0.3-s0"]
 
 
 def test_every_plot_can_be_saved_as_an_image(run: Run, group: Group, tmp_path: Path) -> None:

@@ -20,14 +20,17 @@ from torch.nn import functional as F
 
 import comgra_decl
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.query import Picture, Run
+from comgra_decl.query import Run
 from comgra_decl.viewer.elements import picture_of
+from comgra_decl.viewer.model.clouds import Cloud
 from comgra_decl.viewer.model.drawing import Drawing
-from comgra_decl.viewer.model.pictures import Album, Cloud, album, png
+from comgra_decl.viewer.model.images import png
+from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
-from comgra_decl.viewer.panes.pictures import PicturesPane, _likeness
+from comgra_decl.viewer.panes.pictures import PicturesPane
+from comgra_decl.viewer.panes.record_cards import record_card
 from comgra_decl.viewer.plotting import plotted
 
 SPEC: dict[str, Any] = {
@@ -100,7 +103,7 @@ def test_the_gallery_holds_input_label_prediction_and_loss_at_the_nearest_record
     for tile in found.tiles:
         label = run.samples(2, type="probe:eyes")["label"][tile.sample]
         assert tile.label == label
-        assert tile.prediction == int(scores[tile.sample].argmax())
+        assert tile.prediction == str(int(scores[tile.sample].argmax()))
         wanted = F.cross_entropy(scores[tile.sample], torch.tensor(int(label)))
         assert tile.loss == pytest.approx(float(wanted), rel=1e-5)
         grey = np.clip(given[tile.sample, 0] * 0.25 + 0.5, 0, 1) * 255
@@ -169,10 +172,10 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
     page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
     expect(page.get_by_role("heading", name="Probe eyes at step 4")).to_be_visible()
     images = page.locator(".gallery img, .cards img")
-    expect(images).to_have_count(7)  # six samples and one picture
+    expect(images).to_have_count(10)  # six samples, one picture, and three feature maps
     sizes = images.evaluate_all("all => all.map(image => image.naturalWidth)")
-    assert sizes == [6] * 6 + [4]
-    expect(page.locator('.cards circle[data-send^="sample:"]')).to_have_count(6)
+    assert sizes[:7] == [6] * 6 + [4]
+    expect(page.locator('.cards g[data-send^="sample:"]')).to_have_count(6)
     sample = page.get_by_role("button", name="sample 4")
     expect(sample).to_have_attribute("aria-pressed", "false")
     sample.press("Enter")
@@ -302,12 +305,16 @@ def test_a_colour_bar_of_small_numbers_leaves_the_title_readable() -> None:
     assert [axes.yaxis.get_offset_text().get_text() for axes in figure.axes] == ["", ""]
 
 
-def test_a_likeness_of_too_few_samples_says_how_many_it_needs() -> None:
-    labels = {"node": ["a", "b"], "other node": ["a", "b"]}
-    few = Picture("likeness", np.full((2, 2), np.nan), ("node", "other node"), None, 0, labels)
-    assert "at least four samples" in _likeness(Album("eyes", 0, 0, likeness=few))
-    axes, facts = ("node", "other node"), {"samples": [12, 12]}
-    known = Picture("likeness", np.eye(2), axes, None, 0, labels, facts)
-    card = _likeness(Album("eyes", 0, 0, likeness=known))
-    assert "<table>" in card
-    assert "12 samples" in card
+def test_a_likeness_of_too_few_samples_says_how_many_it_needs(tmp_path: Path) -> None:
+    few = {**SPEC["probes"]["eyes"], "samples": {"count": 3}}
+    view = trained(tmp_path, {**SPEC, "probes": {"eyes": few}})
+    (likeness,) = (c for c in album(view, at(view, step=4)).computed if c.name == "likeness")
+    assert likeness.picture is None
+    assert "at least four samples" in likeness.why
+    assert "samples: {count: 8}" in likeness.lines
+
+
+def test_a_likeness_says_how_many_samples_it_compares(tmp_path: Path) -> None:
+    view = trained(tmp_path, SPEC)
+    (likeness,) = (c for c in album(view, at(view, step=4)).computed if c.name == "likeness")
+    assert "6 samples" in record_card(likeness)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,29 @@ import pytest
 import torch
 from torch import nn
 
-from comgra_decl.query import open_run
+from comgra_decl.query import open_run, row_of
 from comgra_decl.rules import Diagnosis, Finding, Link, Place, Reading, Unchecked, health
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.findings import opening
 from comgra_decl.viewer.model.fitting import fitting
-from comgra_decl.viewer.model.headline import Headline, about, counted, headline_of, tab_counts
+from comgra_decl.viewer.model.headline import (
+    Headline,
+    about,
+    counted,
+    headline,
+    headline_of,
+    tab_counts,
+)
+from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve
 from comgra_decl.viewer.model.story import story_of, svg_of
 from comgra_decl.viewer.model.verdicts import Found, found, look, may_be_behind
 from comgra_decl.viewer.model.walk import walk_of, walk_place
+from comgra_decl.viewer.panes.run import FactsPane
+from comgra_decl.viewer.panes.strip import _line
 from tests.support.fake_run import FakeRun
 from tests.support.traced import traced, train
 from tests.viewer.app.conftest import BROKEN_FROM
@@ -69,6 +80,27 @@ def test_findings_are_counted_worst_first_and_the_first_is_named() -> None:
 def test_the_tone_is_that_of_the_worst_finding_even_if_another_explains_it() -> None:
     cause, effect = finding("warning", outcome="error"), finding(because="dead_units", rule="x")
     assert said(Diagnosis([cause, effect], [], [], 9)).tone == "error"
+
+
+def test_the_severity_of_the_first_finding_is_named_if_others_are_worse() -> None:
+    cause, effect = finding("warning", outcome="error"), finding(rule="x")
+    line = said(Diagnosis([cause, effect], [], [], 9))
+    assert line.lead == "1 error, 1 warning"
+    assert line.text == "dead units in embed since step 3 (warning)"
+
+
+def test_the_strip_shows_the_first_and_last_loss_of_the_table_of_runs(looked: RunView) -> None:
+    logged = looked.run.kpis()
+    loss = logged[(logged["name"] == "loss") & (logged["type"].fillna("train") == "train")]
+    first, last = loss["value"].iloc[[0, -1]]
+    line = headline(looked)
+    assert line.numbers.startswith(f"loss {number(first)} \u2192 {number(last)}")
+    assert row_of(looked.run).last["loss"] == last
+    assert line.curve[0] == (loss["step"].iloc[0], first)
+    assert line.curve[-1] == (loss["step"].iloc[-1], last)
+    html = _line(line, walking=False)
+    assert "<polyline" in html
+    assert line.averaged in unescape(html)
 
 
 @pytest.mark.parametrize(
@@ -310,3 +342,24 @@ def test_the_stored_results_of_a_killed_program_are_checked_again(
     assert may_be_behind(view) is (state == "stopped")
     assert look(view).wait(60)
     assert not may_be_behind(view)
+
+
+def test_the_overview_of_a_failed_run_shows_the_exception_and_counts_it(tmp_path: Path) -> None:
+    model = nn.Linear(4, 2)
+
+    def fail() -> None:
+        train(model, torch.randn(3, 4), steps=2)
+        raise ValueError("no more data")
+
+    with pytest.raises(ValueError, match="no more data"):
+        traced(tmp_path, {"all": {"select": "**", "capture": ["output"]}}, fail)
+    dashboard = Dashboard(Catalogue(tmp_path), query="?section=overview")
+    (facts,) = (
+        pane.view.html
+        for pane in dashboard.screen.sections["overview"].panes
+        if isinstance(pane, FactsPane)
+    )
+    assert "no more data" in facts
+    assert "Findings: how the program ended" in facts
+    view = dashboard.catalogue.open(dashboard.state.run)
+    assert tab_counts(view)["findings"] == ("1", "error")

@@ -36,6 +36,12 @@ SPEC: dict[str, Any] = {
         },
         "hide": {"method": "occlusion", "of": "eyes", "window": [1], "target": {"position": 2}},
         "roll": {"method": "attention_rollout", "of": "eyes"},
+        "each": {
+            "method": "integrated_gradients",
+            "of": "eyes",
+            "points": 4,
+            "target": {"token": "next", "position": "all"},
+        },
     },
 }
 
@@ -59,6 +65,10 @@ def view(tmp_path_factory: pytest.TempPathFactory) -> RunView:
 def tokens_of(view: RunView) -> np.ndarray[Any, Any]:
     (slot,) = (s for s in view.slots.values() if s.kind == "input" and "int" in s.dtype)
     return np.asarray(view.value(slot, 0, "probe:eyes"))
+
+
+def at(view: RunView, **wanted: Any) -> Selection:
+    return replace(resolve(view, Selection(), {}), **wanted)
 
 
 def test_a_table_has_one_number_for_each_token(view: RunView) -> None:
@@ -148,3 +158,31 @@ def test_a_sample_of_tokens_is_shown_as_text(view: RunView) -> None:
     texts = ["".join(ALPHABET[i] for i in row) for row in tokens_of(view)]
     assert [tile.text for tile in tiles] == texts
     assert not any(tile.image for tile in tiles)
+
+
+def test_several_explained_positions_are_a_table(view: RunView) -> None:
+    run, size = view.run, LENGTH - 1
+    drawn = run.picture("each", 2)
+    assert drawn.axes[:3] == ("sample", "explained", "position")
+    assert drawn.labels["explained"] == [*range(size)]
+    tokens = tokens_of(view)
+    assert drawn.facts["target"] == tokens[:, 1:].tolist()
+    table: Any = run.token_attributions("each", 2)
+    assert [*table.index.names] == ["sample", "explained", "position"]
+    for sample, explained, position in ((0, 0, 0), (2, 4, 1)):
+        row = table.loc[(sample, explained, position)]
+        assert row["value"] == pytest.approx(drawn.values[sample, explained, position].sum())
+        assert row["token"] == ALPHABET[tokens[sample, position]]
+    spans = run.token_attributions("each", 2, spans={"begin": (0, 2)})
+    assert spans.loc[(1, 3), "begin"] == pytest.approx(drawn.values[1, 3, :2].sum(), abs=1e-6)
+    card = next(c for c in album(view, at(view, step=2, batch="1")).cards if c.rows)
+    assert card.words == tuple(ALPHABET[i] for i in tokens[1])
+    per_token = drawn.values.astype(np.float64).sum(-1)
+    bound = max(np.abs(run.picture("each", s).values.sum(-1)).max() for s in (0, 2))
+    assert card.high == pytest.approx(bound, rel=1e-5)
+    for i, (name, shares) in enumerate(card.rows):
+        assert name == f"{i} {ALPHABET[tokens[1, i]]} \u2192 {ALPHABET[tokens[1, i + 1]]}"
+        np.testing.assert_allclose(shares, per_token[1, i] / card.high, atol=1e-6)
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(Shown(view, at(view, step=2), "kind", "linear", expanded=None, follow=False))
+    assert 'class="lens explained"' in pane.view.html

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comgra_decl.viewer.state import ViewState
+import comgra_decl
+from comgra_decl.viewer.state import SECTIONS, ViewState
 from comgra_decl.viewer.url import format_query, parse
 
 texts = st.text(min_size=1, max_size=40)
@@ -26,6 +29,17 @@ def test_what_is_written_is_read_back(**fields: object) -> None:
     read = parse(format_query(state))
     defaults = {name: state.param[name].default for name in fields}
     assert {**defaults, **read} == fields
+
+
+@pytest.mark.parametrize(("key", "label"), SECTIONS.items())
+def test_a_link_may_have_a_section_as_it_is_written_on_its_tab(key: str, label: str) -> None:
+    assert parse(f"?section={label}") == parse(f"?section={key}") == {"section": key}
+
+
+def test_the_documentation_lists_all_sections() -> None:
+    page = Path(comgra_decl.__file__).parents[1] / "docs" / "viewer.md"
+    (line,) = [line for line in page.read_text().splitlines() if line.startswith("- `section`:")]
+    assert re.findall(r"`(\w+)`", line.partition(":")[2].partition("The default")[0]) == [*SECTIONS]
 
 
 @pytest.mark.parametrize("name", ["123", "true", "None", "a&b=c", "ä ö/../ü", "<script>"])

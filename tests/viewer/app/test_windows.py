@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -142,6 +143,67 @@ def test_only_the_open_section_is_printed_and_nothing_of_it_is_cut_off(
         assert drawn == FIGURES[section], section
         assert page.evaluate(SCROLLED) == [], section
         page.emulate_media(media="screen")
+
+
+PRINTED = """() => {
+  window.dispatchEvent(new Event("beforeprint")); // no observer and no timer runs before the print
+  const found = (selector, root = document) => [...root.querySelectorAll("*")].flatMap((e) => [
+    ...(e.matches(selector) ? [e] : []), ...(e.shadowRoot ? found(selector, e.shadowRoot) : [])]);
+  const seen = (selector) => found(selector).map((e) => e.getBoundingClientRect())
+    .filter((box) => box.width && box.height);
+  const right = (selector) => Math.max(...seen(selector).map((box) => box.right));
+  const figure = [...Bokeh.index.query((v) => "repaint" in v)].find((v) => v.is_displayed);
+  const { canvas } = figure.canvas_view.primary;
+  const end = (e) => e.getBoundingClientRect().right;
+  const dark = [...canvas.getContext("2d").getImageData(0, 0, canvas.width, 22).data]
+    .filter((value, i, all) => i % 4 === 0 && all[i + 3] > 200 && value < 60).length;
+  const result = { box: right(".node .shape"), graph: right(".tools"), tick: right(".ticks"),
+    page: end(document.querySelector("main")), titles: dark,
+    theme: document.documentElement.dataset.theme,
+    buttons: seen(".tools button, .stepbar button, .save, .find, .grip").length,
+    figure: Math.abs(end(figure.el) - end(canvas)) };
+  window.dispatchEvent(new Event("afterprint"));
+  return result;
+}"""
+
+
+@pytest.mark.parametrize("width", [800, 1280, 1920])
+def test_a_page_is_printed_as_wide_as_the_paper_from_any_window(
+    viewer: Callable[..., Any], width: int
+) -> None:
+    page = viewer(
+        "?run=pair/new&section=compare&other=pair/old&node=embed&step=4", ".bk-Figure",
+        viewport={"width": width, "height": 800}, color_scheme="dark",
+    )  # fmt: skip
+    page.locator(".node .shape").first.wait_for()
+    page.wait_for_function("() => Bokeh.documents[0].is_idle")
+    printed = page.evaluate(PRINTED)
+    assert printed["page"] <= 718  # A4 at 96 dots per inch, less the browser's margins
+    assert printed["box"] <= printed["graph"] <= printed["page"]
+    assert printed["tick"] <= printed["page"]
+    assert printed["figure"] <= 1
+    assert printed["buttons"] == 0
+    assert printed["theme"] == "light"
+    assert printed["titles"] > 5  # ink of the title on the canvas, before any frame is drawn
+    page.wait_for_function(
+        "() => document.documentElement.dataset.theme === 'dark' && "
+        "!document.documentElement.classList.contains('paper')"
+    )
+    assert page.locator("main").bounding_box()["width"] > min(width, 1280) - 260
+
+
+def test_tables_of_a_comparison_are_printed_one_below_the_other(viewer: Callable[..., Any]) -> None:
+    page = viewer(
+        "?run=pair/new&section=compare&other=pair/old&node=embed&step=4", "table.ranking",
+        viewport={"width": 1280, "height": 800},
+    )  # fmt: skip
+    page.emulate_media(media="print")
+    page.locator("#side").wait_for(state="hidden")
+    shown = page.locator("table.stats, table.ranking, table.settings, .bk-Figure:visible")
+    boxes = sorted((one.bounding_box() for one in shown.all()), key=lambda box: box["y"])
+    assert len(boxes) >= 3
+    for above, below in pairwise(boxes):
+        assert above["y"] + above["height"] <= below["y"] + 1
 
 
 FIGURES = {"overview": 3, "inspect": 6, "values": 1, "compare": 1}

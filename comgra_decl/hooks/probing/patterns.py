@@ -1,0 +1,81 @@
+"""Attention patterns, which functions compute inside modules, as tensors that passes may change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from comgra_decl.errors import ProbeError
+from comgra_decl.hooks.functions.attention import FusedCall, weights_of
+from comgra_decl.hooks.modes import CallWatch
+
+
+class Attending(Protocol):
+    """Receives each attention pattern while the modules around it are running."""
+
+    def attended(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return attention weights [samples, heads, queries, keys], or a replacement."""
+
+
+class Patterns(CallWatch):
+    """Passes the weights of attention on, and computes with what comes back.
+
+    They are read from `softmax` over the last dimension of what has the shape [samples, heads,
+    queries, keys], or [samples * heads, positions, positions], and from
+    `scaled_dot_product_attention`, which does not return its weights: they are recomputed, and a
+    change of theirs is added to the output, times the values. With gradients, the output is the
+    product of the weights and the values, so that it depends on them.
+
+    Args:
+        attending: receives the weights.
+        samples: the number of samples in the batch.
+    """
+
+    def __init__(self, attending: Attending, samples: int) -> None:
+        super().__init__()
+        self._attending = attending
+        self._samples = samples
+
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function, and replace its weights."""
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "softmax":
+            return self._of_softmax(result, args, kwargs)
+        if name == "scaled_dot_product_attention":
+            return self._of_fused(result, FusedCall(*args, **kwargs))
+        return result
+
+    def _of_softmax(
+        self, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+        rank = result.dim()
+        square = rank == 3 and result.shape[-1] == result.shape[-2]
+        if dim not in (-1, rank - 1) or not (rank == 4 or square):
+            return result
+        if len(result) != self._samples and (rank == 4 or len(result) % self._samples):
+            return result
+        by_head = result.reshape(self._samples, -1, *result.shape[-2:])
+        changed = self._attending.attended(by_head)
+        return result if changed is by_head else changed.reshape(result.shape)
+
+    def _of_fused(self, result: torch.Tensor, call: FusedCall) -> torch.Tensor:
+        if call.query.dim() != 4 or len(call.query) != self._samples:
+            return result
+        weights = weights_of(call)
+        changed = self._attending.attended(weights)
+        if changed is weights:
+            return result
+        if call.dropout_p > 0:
+            raise ProbeError("the attention has dropout; use a probe with `mode: eval`")
+        value = call.value
+        if call.enable_gqa:
+            value = value.repeat_interleave(weights.shape[1] // value.shape[1], dim=1)
+        if torch.is_grad_enabled():
+            return changed.to(value.dtype) @ value
+        return result + (changed - weights).to(value.dtype) @ value
