@@ -29,8 +29,8 @@ from docs.pictures import IMAGES, PATIENCE, browser_page, record, viewer
 SIZES = ((800, 900), (1280, 800), (1920, 1080))
 THEMES = ("light", "dark")
 SECTIONS = (
-    "overview", "inspect", "values", "attention", "pictures", "compare", "runs", "kpis",
-    "modules", "findings", "notes", "run",
+    "overview", "inspect", "values", "attention", "pictures", "compare", "runs", "explore",
+    "kpis", "modules", "findings", "notes", "run",
 )  # fmt: skip
 SCALE = 0.36
 GAP, LABEL = 8, 16  # pixels
