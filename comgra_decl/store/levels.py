@@ -108,8 +108,8 @@ class Extremes:
 
     def put(self, spans: NDArray[np.int64], other: Extremes) -> None:
         """Replace the extremes of spans."""
-        for name in ("low", "high", "low_at", "high_at"):
-            getattr(self, name)[spans] = getattr(other, name)
+        self.low[spans], self.high[spans] = other.low, other.high
+        self.low_at[spans], self.high_at[spans] = other.low_at, other.high_at
 
 
 def reduced(values: NDArray[Any], chosen: NDArray[np.bool_], first: int) -> Extremes:
