@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from io import StringIO
@@ -27,6 +28,9 @@ PRESET_FOLDER = Path(__file__).parents[1] / "configs" / "comgra"
 
 HYDRA_KEYS = ("_target_", "_recursive_", "_convert_", "_partial_", "_args_", "defaults")
 """Keys in a preset that are meant for Hydra and are not part of the spec."""
+
+_VARIABLE = re.compile(r"\$\{\s*oc\.env:\s*\w+\s*(?:,(?P<default>[^{}]*))?\}")
+"""A variable of the environment in an expression."""
 
 
 def presets() -> dict[str, Path]:
@@ -82,7 +86,7 @@ def load_spec(
     return spec.with_expressions(found) if found else spec
 
 
-def _of_secrets(content: Mapping[str, Any], found: Mapping[KeyPath, object]) -> list[str]:
+def _of_secrets(content: Mapping[str, Any], found: Mapping[KeyPath, tuple[str, Any]]) -> list[str]:
     """Return a problem for each password, and each URL with a secret, that is in plain text."""
     problems = []
     for key in ("email", "password"), ("url",), ("slack",):
@@ -90,15 +94,29 @@ def _of_secrets(content: Mapping[str, Any], found: Mapping[KeyPath, object]) -> 
         value: Any = content
         for name in path:
             value = value.get(name) if isinstance(value, Mapping) else None
-        if path in found or not isinstance(value, str):
+        if not isinstance(value, str):
             continue
-        part = "the password" if "password" in key else secret_in(value, webhook="slack" in key)
+        literals = [value] if path not in found else _literals(found[path][0])
+        if "password" in key:
+            part = "the whole password" if literals else None
+        else:
+            parts = (secret_in(text, webhook="slack" in key) for text in literals)
+            part = next((each for each in parts if each is not None), None)
         if part is not None:
             problems.append(
                 f"comgra.{'.'.join(map(str, path))}: {part} must come from the environment; use an "
                 "expression such as `${oc.env:NAME}`"
             )
     return problems
+
+
+def _literals(expression: str) -> list[str]:
+    """Return the text in an expression that does not come from the environment.
+
+    This is what surrounds the variables, as one text, and their default values.
+    """
+    defaults = [m["default"] for m in _VARIABLE.finditer(expression) if m["default"]]
+    return [text for text in (_VARIABLE.sub("", expression), *defaults) if text]
 
 
 def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:

@@ -90,6 +90,8 @@ def _sentence(details: ErrorDetails, place: Place) -> str:
 
 def _short(value: Any) -> str:
     try:
+        if isinstance(value, (list, dict)) and "password" in str(value):
+            return "a list" if isinstance(value, list) else "a mapping"
         return reprlib.repr(value)
     except ValueError:  # an int with too many digits
         return shown(value)

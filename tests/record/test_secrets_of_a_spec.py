@@ -241,15 +241,37 @@ def test_a_password_must_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     email = {"host": "h", "to": "me@example.org", "user": "me", "password": "plain"}
     spec = {"on_finding": {"notify": {"email": email}}}
     with pytest.raises(
-        SpecError, match=r"email\.password: the password must come from the environment"
+        SpecError, match=r"email\.password: the whole password must come from the environment"
     ):
         load_spec(spec)
     monkeypatch.setenv("PASSWORD", "from there")
+    for partly in ("plain${oc.env:PASSWORD}", "${oc.env:NOT_SET,plain}", "${oc.env:PASSWORD, x}"):
+        email["password"] = partly
+        with pytest.raises(SpecError, match="the whole password must come from the environment"):
+            load_spec(spec)
     email["password"] = "${oc.env:PASSWORD}"
     loaded = load_spec(spec).on_finding.notify
     assert loaded is not None
     assert loaded.email is not None
     assert loaded.email.password == "from there"
+
+
+def test_the_default_of_an_expression_is_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = "https://hooks.slack.com/services/T000/B000/abcdefgh1234567890"
+    spec = {"on_finding": {"notify": {"slack": f"${{oc.env:NOT_SET,'{hook}'}}"}}}
+    with pytest.raises(SpecError, match="slack: a URL with a token in its path must come from"):
+        load_spec(spec)
+    monkeypatch.setenv("HOOK", hook)
+    spec["on_finding"]["notify"] = {"slack": "${oc.env:HOOK}"}
+    assert load_spec(spec).on_finding.notify is not None
+
+
+def test_an_error_does_not_repeat_a_password() -> None:
+    email = {"host": "h", "to": "me@example.org", "user": "me", "password": "hunter2"}
+    spec = {"on_finding": {"notify": [{"email": email}]}}
+    with pytest.raises(SpecError) as raised:
+        load_spec(spec)
+    assert "hunter2" not in str(raised.value)
 
 
 def test_an_address_that_was_not_saved_must_be_stated_again(tmp_path: Path) -> None:
