@@ -106,6 +106,7 @@ def test_export_writes_every_format(
         "path": str(tmp_path / "out"),
         "source": str(root / "group" / "run"),
         "format": format_,
+        "left_out": {},
     }
     assert (tmp_path / "out").exists()
 

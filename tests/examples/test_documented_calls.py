@@ -204,12 +204,20 @@ class Images(nn.Module):
         return self.head(state)
 
 
+_NOT_HERE = ("my_project", "runs/train/first")
+"""Names of what a reader has: a package, and an earlier run."""
+
+
 def declared(page: str, *, names: set[str]) -> dict[str, Any]:
     """Return what the YAML of a page declares, merged: the parts whose probe is one of `names`."""
     found: dict[str, Any] = {"probes": {}, "pictures": {}, "interventions": {}}
     for code in blocks(page, "yaml"):
         for key, entries in yaml.safe_load(code).items():
-            wanted = {k: v for k, v in entries.items() if k in names or _of(v) in names}
+            wanted = {
+                k: v
+                for k, v in entries.items()
+                if (k in names or _of(v) in names) and not any(each in str(v) for each in _NOT_HERE)
+            }
             found[key] = {**found.get(key, {}), **wanted}
     for probe in found["probes"].values():
         probe["schedule"] = {"first": 1, "every": 4}  # the first and the last record
@@ -273,6 +281,9 @@ ELSEWHERE = {
     'run.checkpoint(400, model="Generator")',  # of another model
     'run.picture("lens", 400, "transformer.h.3").facts["tokens"]',
     'run.token_attributions("why", 400)',
+    'run.picture("each").values',
+    'run.picture("lens_from_records", 400)',
+    "run.slot(node).value(step, type=...)",
     'run.token_attributions("why", 400, by="l2")',
     'run.token_attributions("why", spans={"question": (0, 2), "answer": (2, 3)})',
     'run.embedding("conv2", method="tsne")',  # needs an optional package

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from typing import Any
 
@@ -123,6 +124,10 @@ def test_the_viewer_lays_out_the_cloud_if_it_is_asked_to(run: Run) -> None:
     before = pane.view.html
     pane._on_message({"send": "cloud:tsne"})
     assert 'data-send="cloud:tsne" aria-pressed="true"' in pane.view.html
+    for thread in threading.enumerate():
+        if thread.name == "comgra_decl layout":
+            thread.join(60)
+    pane.again()
     trust = run.embedding("1", method="tsne").facts["trustworthiness"][1]
     assert f"t-SNE, trustworthiness {trust:.2f}" in pane.view.html
     assert pane.view.html != before

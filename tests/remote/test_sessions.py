@@ -238,8 +238,9 @@ def test_the_command_line_takes_urls(
     assert (line["name"], line["state"]) == ("run", "finished")
     assert asked("show", f"{root}/g")["path"] == f"{root}/g/run"
     assert asked("verify", f"{root}/g/run")["whole"]
+    nothing: dict[str, Any] = {"left_out": {}, "not_shown": {}}
     copy = asked("cp", f"{root}/g/run", str(tmp_path / "copy"))
-    assert copy == {"path": str(tmp_path / "copy"), "source": f"{root}/g/run", "left_out": {}}
+    assert copy == {"path": str(tmp_path / "copy"), "source": f"{root}/g/run", **nothing}
     assert asked("cp", str(tmp_path / "copy"), f"{root}/g/copy")["path"] == f"{root}/g/copy"
     exported = asked("export", f"{root}/g/run", str(tmp_path / "tables"), "--format", "csv")
     assert (Path(exported["path"]) / "statistics.csv").exists()
