@@ -153,7 +153,8 @@ def look(
             stack.enter_context(Autocast.now(own.device.type).again())
             batch = first_batch_size(args, named) or 1
             placed = _placed(content, folder, step, batch=batch)
-            run = _recorded(placed, _Called(own.module, args, named), loss, model)
+            with own.apart():
+                run = _recorded(placed, _Called(own.module, args, named), loss, model)
         found = Look(run)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

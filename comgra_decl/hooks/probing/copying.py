@@ -6,8 +6,10 @@ import copy
 import io
 import queue
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -15,10 +17,12 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.module_tree import named_modules, wrapped
+from comgra_decl.hooks.other_threads import this_thread
 
 _COMPUTING = "torch.nn.utils."
 """The package whose pre-hooks compute parameters (weight norm, spectral norm, pruning)."""
@@ -108,6 +112,7 @@ class CleanCopy:
             self.moved = True
             memo = self._copy(inner, _on_the_host)
         self.module: nn.Module = memo[id(inner)]
+        self._originals = {id(each): weakref.ref(each) for each in inner.modules()}
         originals = {id(memo[key]): path for key, path in paths.items() if key in memo}
         self.paths = {id(m): originals.get(id(m), name) for name, m in named_modules(self.module)}
         copied = [value for value in memo.values() if isinstance(value, nn.Module)]
@@ -184,9 +189,37 @@ class CleanCopy:
         """Return the output of the copy; `watch` observes the calls to its modules."""
         self.watch = watch
         try:
-            return self.module(*args, **kwargs)
+            with self.apart():
+                return self.module(*args, **kwargs)
         finally:
             self.watch = None
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Refuse calls to the program's own modules in this thread.
+
+        A `forward` that reaches modules through a closure or a weak reference reaches those of the
+        program, because functions are not copied. They would see the calls and change.
+
+        Raises:
+            ProbeError: such a module was called.
+        """
+        thread = this_thread.number
+
+        def refuse(module: nn.Module, _args: Any) -> None:
+            known = self._originals.get(id(module))
+            if known is not None and known() is module and this_thread.number == thread:
+                raise ProbeError(
+                    f"`forward` of the copy calls the program's own {type(module).__name__}, for "
+                    "example through a closure, a bound method or a weak reference; reach modules "
+                    "through `self`, as in a `forward` that is a method of the class"
+                )
+
+        handle = register_module_forward_pre_hook(refuse)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def close(self) -> None:
         """Release the memory now, rather than when Python looks for cycles."""
