@@ -197,3 +197,42 @@ def test_a_share_needs_something_to_restore(tmp_path: Path) -> None:
     shares = run.effects("swept", share=True)
     np.testing.assert_allclose(shares[[*range(COUNT)]], [[1, 1, np.nan, 1, 1]], atol=1e-5)
     assert shares["mean"].item() == pytest.approx(1, abs=1e-5)
+
+
+GIVEN = torch.randn(4, 3, generator=torch.Generator().manual_seed(2))
+
+
+def mixed_batch() -> tuple[tuple[Tensor], dict[str, Any], list[Any]]:
+    """Returns samples of which one belongs to no class."""
+    return (GIVEN,), {}, [0, 2, "letter", 1]
+
+
+def test_a_sample_without_a_class_has_no_measure_and_the_others_have(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    given = GIVEN
+    spec = {
+        "nodes": {"all": {"select": "**"}},
+        "probes": {"eyes": {"batch": {"_target_": f"{__name__}.mixed_batch"}}},
+        "pictures": {"edges": {"of": "eyes", "method": "saliency", "target": "label"}},
+        "interventions": {"none": {"of": "eyes", "select": "0", "do": "zero", "measure": "loss"}},
+    }
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    with comgra.trace(spec, root=tmp_path, group="g"):
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.randn(8, 3)).square().mean().backward()
+            optimizer.step()
+    net.load_state_dict(state)
+    with torch.no_grad():
+        known, target = given[[0, 1, 3]], torch.tensor([0, 2, 1])
+        before = F.cross_entropy(net(known), target, reduction="none")
+        zero = net[2](torch.tanh(torch.zeros(3, 4)))
+        wanted = F.cross_entropy(zero, target, reduction="none") - before
+    run = comgra.open_run(tmp_path / "g")
+    found = run.effects("none").loc[0]
+    np.testing.assert_allclose(found[[0, 1, 3]].to_numpy(float), wanted, rtol=1e-4)
+    assert np.isnan(found[2])
+    with pytest.raises(UnknownNameError, match="samples 2 have no class"):
+        run.picture("edges", 0)

@@ -78,7 +78,8 @@ class Gauge:
             return scores
         placed = self._placed(scores)
         if measure == "label":
-            return _at(placed, self._labels())
+            classes = self._labels().to(placed.device)
+            return _without(classes, _at(placed, classes.clamp(min=0)))
         if measure == "top":
             assert self._top is not None  # the outputs have classes
             return _at(placed, self._top)
@@ -144,8 +145,8 @@ class Gauge:
         if scores.dim() == 3 and self._samples.classes is None:
             return self._loss_of_tokens(scores)
         placed, classes = self._placed(scores), self._labels().to(scores.device)
-        _check(placed, classes)
-        return F.cross_entropy(placed, classes, reduction="none")
+        _check(placed, classes.clamp(min=0))
+        return _without(classes, F.cross_entropy(placed, classes.clamp(min=0), reduction="none"))
 
     def _loss_of_tokens(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy of the next tokens, [samples]."""
@@ -169,6 +170,11 @@ class Gauge:
 def _at(scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
     _check(scores, classes)
     return scores.gather(1, classes.to(scores.device)[:, None])[:, 0]
+
+
+def _without(classes: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the values of samples, NaN for those without a class."""
+    return torch.where(classes < 0, torch.nan, values)
 
 
 def _check(scores: torch.Tensor, classes: torch.Tensor) -> None:

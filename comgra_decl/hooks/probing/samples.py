@@ -18,6 +18,8 @@ from comgra_decl.spec.probes import BatchFunction, BatchValues, ProbeSpec
 from comgra_decl.stats.sample_selection import balanced
 from comgra_decl.torch_private import torch_pytree
 
+_NO_CLASS = -1
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -184,10 +186,12 @@ def given_samples(
             f"`batch` has {size} samples, but the probe keeps only the first {spec.samples.count}; "
             f"to keep all, set its samples.count to {size}"
         )
-    numbers = labels is not None and all(isinstance(label, int) for label in labels)
+    # a sample with another label, such as one of a foreign category, has no class
+    classes = [label if isinstance(label, int) else _NO_CLASS for label in labels or ()]
+    known = any(label != _NO_CLASS for label in classes)
     batch = FirstBatch(args, kwargs)
-    samples = batch.chosen(spec.samples.count, by=None, classes=labels if numbers else None)
-    if labels is None or numbers:
+    samples = batch.chosen(spec.samples.count, by=None, classes=classes if known else None)
+    if labels is None:
         return samples
     return replace(samples, labels=[str(labels[place]) for place in samples.places])
 

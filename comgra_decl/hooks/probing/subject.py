@@ -292,6 +292,9 @@ class Subject:
             )
         else:
             found = self._classes
+        if found is self._classes and bool((found < 0).any()):
+            without = ", ".join(map(str, torch.nonzero(found < 0)[:, 0].tolist()))
+            raise ProbeError(f"samples {without} have no class; use `target: top` or a number")
         beyond = found[(found < 0) | (found >= scores.shape[1])]
         if len(beyond):
             raise ProbeError(
