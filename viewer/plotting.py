@@ -713,13 +713,13 @@ class GroupPlots:
             )
         rows: list[tuple[Any, float, str]] = []
         for run in self._group:
-            metrics = run.kpis()
+            metrics = run.kpis(automatic=True)
             mine = metrics[metrics["name"] == kpi]
             if len(mine):
                 rows.append((table.loc[setting, run.name], float(mine["value"].iloc[-1]), run.name))
         if not rows:
-            there = list(dict.fromkeys(n for run in self._group for n in run.kpis()["name"]))
-            _check_metric(kpi, there)
+            tables = (run.kpis(automatic=True) for run in self._group)
+            _check_metric(kpi, list(dict.fromkeys(n for table in tables for n in table["name"])))
         points = pd.DataFrame(rows, columns=[setting, kpi, "run"])
         found = hv.Points(points, kdims=[setting, kpi], vdims=["run"])
         return styled(

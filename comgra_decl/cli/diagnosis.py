@@ -202,9 +202,10 @@ def _health(diagnosis: Diagnosis) -> Group:
 
 
 def _numbers(check: Check) -> str:
-    """Return the text next to an answer: the values, and how many of the rules were checked."""
+    """Return the text next to an answer: values or findings, and how many rules were checked."""
     parts = [check.state] if check.colour in ("partly", "unchecked", "absent") else []
-    return "; ".join([*parts, *([check.numbers] if check.numbers else [])])
+    told = check.numbers or ", ".join(dict.fromkeys(each.rule for each in check.findings))
+    return "; ".join([*parts, *([told] if told else [])])
 
 
 def _block(number: str, finding: Finding) -> Group:

@@ -27,13 +27,12 @@ from comgra_decl.spec.axes import name_axes
 from comgra_decl.spec.pictures import HessianSpec
 
 from .attributions import EXPLAINED
-from .concepts import concept_derivatives, concept_vectors
+from .categories import concept_derivatives, concept_vectors, separability
 from .judgements import confident_errors, foreign_auroc
 from .picture import Picture
 from .preview import axis_names
 from .recorded_lens import lens_from_records
 from .recorded_values import RecordedValues
-from .separability import separability
 from .unit_pictures import (
     coactivation,
     dead_units,

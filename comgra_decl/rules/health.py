@@ -118,6 +118,8 @@ CHECKLIST = (
              ("gradient_scale",), ("precision",), reading="half"),
     Question("code", "Can the model fit one batch?", experiment="overfit_one_batch"),
     Question("code", "Are the samples in a batch independent?", experiment="batch_mixing"),
+    Question("code", "Does the program run without leaks or waiting?", families=("resources",),
+             only_found=True),
     Question("data", "Are inputs normalized?", ("input_scale",), reading="inputs"),
     Question("data", "Are labels balanced and shuffled?", ("unshuffled",),
              ("single_class", "class_imbalance"), ("data",), reading="labels"),
@@ -154,8 +156,6 @@ CHECKLIST = (
              reading="branches"),
     Question("architecture", "Is attention spread out?", ("attention_collapse",),
              ("attention_sink", "attention_diagonal"), ("attention",), reading="attention"),
-    Question("code", "Does the program run without leaks or waiting?", families=("resources",),
-             only_found=True),
     Question("architecture", "Do your own rules pass?", families=("",)),
 )  # fmt: skip
 """All questions, in their order."""

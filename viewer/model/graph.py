@@ -192,7 +192,8 @@ def heat_of(
     paint = {box.id: _paint(box.members, values, whole) for box in scene.boxes}
     legend = _legend(at, pass_, whole)
     if samples:
-        legend["title"] += f" \u00b7 mean of {len(samples)} selected samples"
+        several = f"mean of {len(samples)} selected samples"
+        legend["title"] += f" \u00b7 {several if len(samples) > 1 else f'sample {samples[0]}'}"
     return {box: p for box, p in paint.items() if p is not None}, legend
 
 

@@ -115,9 +115,10 @@ class ExplorePane(Pane):
         colours = model.colours_of(names)
         self._draw_lines(shown, at, ticked, colours)
         trials = model.trials_of(rows, metric, [against] if against else [])
+        loading = len(rows) + len(self._library.problems()) < len(names)
         self.figures["settings"].draw(
-            (metric, against, trials.runs, [s.texts for s in trials.scales]),
-            lambda: _settings(trials),
+            (metric, against, trials.runs, [s.texts for s in trials.scales], loading),
+            lambda: _settings(trials, loading=loading),
         )
         point = (shown.view, shown.at.step, shown.at.type, shown.pass_, shown.at.iteration)
         tensor = (shown.at.node, shown.at.role)
@@ -203,10 +204,10 @@ def _curves(
     return styled(overlay, "NdOverlay", look, bokeh={"height": _HIGH, "legend_opts": _LEGEND})
 
 
-def _settings(trials: model.Trials) -> hv.Points | str:
+def _settings(trials: model.Trials, *, loading: bool) -> hv.Points | str:
     """Return the runs as points: a setting, and the last value of the metric."""
     if len(trials.scales) < 2:
-        return "The runs do not differ in any setting."
+        return "Loading \u2026" if loading else "The runs do not differ in any setting."
     if not trials.runs:
         return "No run has this metric."
     x, y = trials.scales

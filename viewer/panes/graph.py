@@ -113,7 +113,7 @@ class GraphPane(Pane):
         elif shown.colour != "kind":
             changes["heat"], changes["legend"] = heat_of(
                 shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour,
-                samples=() if len(shown.brush.samples) < 2 else shown.brush.samples,
+                samples=shown.brush.samples,
             )  # fmt: skip
         self.view.put(**changes)
 

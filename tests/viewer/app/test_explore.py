@@ -130,6 +130,14 @@ def test_a_box_over_the_layers_marks_samples_in_tables_and_graph(
     assert statistics.view.html.count('class="brushed"') == 2
 
 
+def test_the_graph_shows_a_single_selected_sample(board: Dashboard, run: Run) -> None:
+    board.change(brush=Brush.of(samples=[3]))
+    graph: Any = board.screen.graph.view
+    assert graph.legend["title"].endswith("sample 3")
+    values = run["head"].row(4)["std"].to_numpy(float)
+    assert float(graph.heat["head"]["text"]) == pytest.approx(values[3], rel=1e-2)
+
+
 def test_the_graph_shows_the_most_unusual_of_the_selected_samples(
     board: Dashboard, run: Run
 ) -> None:

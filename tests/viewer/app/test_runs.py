@@ -258,7 +258,8 @@ def test_the_learning_rates_of_two_runs_are_overlaid(tmp_path: Path) -> None:
     for name, rate in (("a", 0.1), ("b", 0.2)):
         model_, data = nn.Linear(2, 1), torch.rand(4, 2)
         optimizer = torch.optim.SGD(model_.parameters(), rate)
-        with comgra_decl.trace("light", root=tmp_path, group="g", name=name):
+        place: dict[str, Any] = {"root": tmp_path, "group": "g", "name": name}
+        with comgra_decl.trace("light", **place, config={"rate": rate}):
             for _ in range(4):
                 optimizer.zero_grad()
                 model_(data).mean().backward()
@@ -275,6 +276,8 @@ def test_the_learning_rates_of_two_runs_are_overlaid(tmp_path: Path) -> None:
     drawn = open_group(tmp_path / "g").plot.kpi("lr")
     assert {float(curve.dimension_values(1)[0]) for curve in drawn} == {0.1, 0.2}
     assert [*open_run(tmp_path / "g" / "a").plot.kpis("lr").keys()] == ["lr"]
+    against = open_group(tmp_path / "g").plot.settings("config.rate", "lr")
+    assert {tuple(row) for row in against.array([0, 1]).tolist()} == {(0.1, 0.1), (0.2, 0.2)}
 
 
 def test_the_address_keeps_what_is_drawn(sweep: Path) -> None:

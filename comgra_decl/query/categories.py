@@ -1,4 +1,4 @@
-"""Concept vectors: the direction of a category in a layer, and what it does to the loss."""
+"""Pictures of categories of samples in a layer: their directions, and how far they are apart."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.pictures import predictions
+from comgra_decl.pictures import predictions, separation
 from comgra_decl.records import PROBE_PREFIX, SAMPLE
 
 from .picture import Picture
@@ -16,6 +16,8 @@ from .recorded_values import RecordedValues
 
 _RIDGE = 1.0
 """Penalty of the linear model; scikit-learn's default."""
+
+_QUANTITIES = ("variability collapse", "silhouette", "effective rank")
 
 
 def concept_vectors(read: RecordedValues, step: int | None, node: str | None) -> Picture:
@@ -72,3 +74,27 @@ def concept_derivatives(read: RecordedValues, step: int | None, node: str | None
     }
     facts = {**vectors.facts, "lowers_loss": lowered}
     return Picture("concept_derivatives", found, ("category", SAMPLE), wanted, at, labels, facts)
+
+
+def separability(read: RecordedValues, step: int | None, node: str | None) -> Picture:
+    """Return how far a cloud has collapsed and its categories are apart; see `Run.picture`."""
+    wanted = read.wanted("separability", node)
+    steps = read.steps() if step is None else [step]
+    values = read.over_steps(read.slot(wanted), steps, wanted)
+    found = np.full((len(values), len(_QUANTITIES)), np.nan)
+    counts = []
+    for i, (at, value) in enumerate(values.items()):
+        flat = value.reshape(len(value), -1).astype(np.float64)
+        grouped, groups, names = read.grouped(wanted, at)
+        counts.append(len(names))
+        if np.isfinite(flat).all():
+            points = grouped.reshape(len(grouped), flat.shape[1]).astype(np.float64)
+            found[i] = (
+                separation.variability_collapse(points, groups),
+                separation.silhouette(points, groups),
+                separation.effective_rank(flat),
+            )
+    labels: dict[str, list[Any]] = {"step": [*values], "quantity": [*_QUANTITIES]}
+    samples = [len(value) for value in values.values()]
+    facts = {"samples": samples, "categories": counts}
+    return Picture("separability", found, ("step", "quantity"), wanted, step, labels, facts)
