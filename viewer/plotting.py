@@ -454,9 +454,9 @@ class RunPlots:
             UnknownNameError: there is no such step, statistic or pass, or no tensor with samples.
         """
         self._check_pass(of)
-        steps = self._run.heat(statistic, of=of, type=type).index
-        if step is None and len(steps):
-            step = int(steps[-1])
+        if step is None:
+            steps = self._run.heat(statistic, of=of, type=type).index
+            step = int(steps[-1]) if len(steps) else None
         numbers = np.full((0, 0), np.nan)
         if step is not None:
             numbers = self._run.arrays.samples(step, statistic, type=type)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -77,13 +76,11 @@ def _types(run: Run, slots: list[SlotInfo]) -> dict[int, set[str]]:
     if len(run.types) < 2:
         return {}
     found: dict[int, set[str]] = {slot.id: set() for slot in slots}
-    ids = {slot.key: slot.id for slot in slots}
-    for pass_, type_ in itertools.product({slot.key.pass_ for slot in slots}, run.types):
-        table = run.heat("nonfinite", of=pass_, type=type_)
-        for key in table.columns[table.notna().any()]:
-            number = ids.get(SlotKey(*key))
-            if number is not None:
-                found[number].add(type_)
+    ids = np.array([*found], np.int64)
+    for type_ in run.types:
+        lowest = run.arrays.extremes("nonfinite", ids=ids, type=type_).low
+        for number in ids[~np.isnan(lowest).all(0)].tolist():
+            found[number].add(type_)
     return found
 
 

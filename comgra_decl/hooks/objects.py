@@ -133,9 +133,9 @@ def unfrozen_of(types: Collection[type]) -> list[Any]:
     return _unfrozen({id(kind) for kind in types})
 
 
-def referrers_of(thing: Any) -> list[Any]:
-    """Return the objects that refer to a thing, except tuples and frames."""
-    return _among(gc.get_referrers, thing, kinds={id(tuple), id(FrameType)}, without=True)
+def referrers_of(*things: Any) -> list[Any]:
+    """Return the objects that refer to any of some things, except tuples and frames."""
+    return _among(gc.get_referrers, *things, kinds={id(tuple), id(FrameType)}, without=True)
 
 
 def _unfrozen(kinds: Collection[int]) -> list[Any]:

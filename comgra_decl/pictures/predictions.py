@@ -8,6 +8,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Classes = NDArray[np.int64]
 
+RIDGE = 1.0
+"""Penalty of the linear models; scikit-learn's default."""
+
 
 def confusion(classes: Classes, scores: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return how often samples of each class (rows) were predicted as each class (columns).

@@ -8,14 +8,11 @@ import numpy as np
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.pictures import predictions, separation
-from comgra_decl.records import PROBE_PREFIX, SAMPLE
+from comgra_decl.records import SAMPLE
 
 from .picture import Picture
 from .preview import axis_names
 from .recorded_values import RecordedValues
-
-_RIDGE = 1.0
-"""Penalty of the linear model; scikit-learn's default."""
 
 _QUANTITIES = ("variability collapse", "silhouette", "effective rank")
 
@@ -36,11 +33,13 @@ def concept_vectors(read: RecordedValues, step: int | None, node: str | None) ->
     vectors, accuracy = np.full((len(names), flat.shape[1]), np.nan), float("nan")
     if np.isfinite(flat).all():
         slopes, _ = predictions.ridge_slopes(
-            flat[~held_out], groups[~held_out], known, ridge=_RIDGE
+            flat[~held_out], groups[~held_out], known, ridge=predictions.RIDGE
         )
         with np.errstate(invalid="ignore"):  # a layer that does not vary has no directions
             vectors = slopes / np.linalg.norm(slopes, axis=1, keepdims=True)
-        accuracy = predictions.linear_accuracy(flat, groups, held_out=held_out, ridge=_RIDGE)
+        accuracy = predictions.linear_accuracy(
+            flat, groups, held_out=held_out, ridge=predictions.RIDGE
+        )
     facts = {
         "accuracy": accuracy,
         "fitted": int((~held_out).sum()),
@@ -57,7 +56,7 @@ def concept_derivatives(read: RecordedValues, step: int | None, node: str | None
     vectors = concept_vectors(read, step, read.wanted("concept_derivatives", node))
     wanted, at = str(vectors.node), vectors.step
     assert at is not None  # those of one step
-    type_ = None if (read.type or "").startswith(PROBE_PREFIX) else read.type
+    type_ = read.training
     slot = read.run.slot(wanted, role=read.slot(wanted).key.role)
     gradient = slot.grad.value(at, type=type_)
     if gradient.shape[1:] != vectors.values.shape[1:]:

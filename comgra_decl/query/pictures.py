@@ -50,10 +50,6 @@ _MAPS = ("grad_cam", "occlusion")
 
 _PLACES = ("depth", "height", "width")
 
-_RIDGE = 1.0
-"""Penalty of the linear model that predicts classes from a layer; scikit-learn's default."""
-
-
 _FURTHER: dict[str, Callable[[RecordedValues, int | None, str | None], Picture]] = {
     "dead_units": dead_units,
     "confident_errors": confident_errors,
@@ -339,7 +335,7 @@ class Pictures:
             for j, name in enumerate(names):
                 value = self._read.value(name, at)[places]
                 found[i, j] = predictions.linear_accuracy(
-                    value, classes, held_out=held_out, ridge=_RIDGE
+                    value, classes, held_out=held_out, ridge=predictions.RIDGE
                 )
         if not usable:
             raise UnknownNameError(

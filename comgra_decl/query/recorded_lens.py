@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.pictures import norms
-from comgra_decl.records import PROBE_PREFIX, SAMPLE
+from comgra_decl.records import SAMPLE
 
 from .picture import Picture
 from .recorded_values import RecordedValues
@@ -73,7 +73,7 @@ class _Model:
         self._read = read
         self._step = step
         self._modules = read.run.document("modules") or []
-        self._of = None if (read.type or "").startswith(PROBE_PREFIX) else read.type
+        self._of = read.training
 
     def output(self, node: str) -> NDArray[Any] | None:
         """Return the recorded output of a node; None if there is none."""

@@ -39,6 +39,11 @@ class RecordedValues:
         probes = [t for t in run.types if t.startswith(PROBE_PREFIX)]
         self.type = type_ if type_ is not None else probes[0] if probes else None
 
+    @property
+    def training(self) -> str | None:
+        """The type of execution of the training records that belong to these; None for all."""
+        return None if (self.type or "").startswith(PROBE_PREFIX) else self.type
+
     def wanted(self, name: str, node: str | None) -> str:
         """Return the node of a picture that shows one.
 

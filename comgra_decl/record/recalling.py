@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from comgra_decl.errors import UnknownNameError, did_you_mean
 from comgra_decl.hooks.probing.changes import Recorded
-from comgra_decl.query import Run, open_run
-from comgra_decl.query.checkpoints import as_tensor
 
 if TYPE_CHECKING:
     from comgra_decl.hooks.probing.passes import Call
+    from comgra_decl.query import Run
     from comgra_decl.spec.interventions import RecordedSpec
 
 
@@ -45,12 +44,19 @@ class Recalling:
     def _read(
         self, source: RecordedSpec, type_: str, node: str, role: str, iteration: int
     ) -> Recorded:
-        run = self._runs.setdefault(source.run, open_run(source.run))
+        # only what reads a run needs pandas
+        from comgra_decl.query import open_run
+        from comgra_decl.query.checkpoints import as_tensor
+
+        if source.run not in self._runs:
+            self._runs[source.run] = open_run(source.run)
+        run = self._runs[source.run]
         if type_ not in run.types:
             known = ", ".join(run.types)
             raise UnknownNameError(
-                f"{source.run} has no records of type {type_!r}; it has {known}. Choose one with "
-                f"`type`.{did_you_mean(type_, run.types)}"
+                f"{source.run} has no records of type {type_!r}"
+                f"{did_you_mean(type_, run.types) or ''}; it has {known or 'none yet'}. Choose one "
+                "with `type`"
             )
         records = run.records
         steps = records["step"][records["type"] == type_]

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from comgra_decl.errors import StoreError
 from comgra_decl.records import ScalarBatch, StepBatch, StepInfo, Structure
 
+from . import levels
 from .blocks import BlockBuffer, RecordChunks, whole_blocks
 from .commit import Commit
 from .database import Database
@@ -166,7 +167,8 @@ class Contents:
     def _resume_levels(self, view: View, block: int) -> None:
         width = round_up(max(1, len(self._shapes)), self._forms["agg/row"].chunk[1])
         columns = level_columns(self._meta)
-        self._levels.resume(LevelReader(self._db, view.records).restored(columns, width))
+        if view.n >= levels.LONG:  # a shorter run has no open group
+            self._levels.resume(LevelReader(self._db, view.records).restored(columns, width))
         if SPAN % block == 0:
             commit = Commit(self._db)  # of which nothing is written
             for at in range(view.n // SPAN * SPAN, view.n // block * block, block):

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -272,7 +273,8 @@ def _entries(first: int, values: Floats, facts: NDArray[np.float64]) -> Span:
     digest = digest_of(facts, first % SPAN)
     table = np.moveaxis(values, 2, 1)  # [records, statistics, slots]
     found = []
-    for number, kind in enumerate(kinds.tolist()):
+    # one more than is written tells that there are too many; all of them could fill the memory
+    for number, kind in enumerate(kinds.tolist()[: _MOST_KINDS + 1]):
         records = np.flatnonzero(which == number)
         low, high, *places = _of(table if len(kinds) == 1 else table[records])
         low_at, high_at = ((first % SPAN + records[at]).astype(np.uint8) for at in places)
@@ -306,7 +308,8 @@ def _joined(before: Span, after: Span) -> Span:
     for entry in later.values():
         found[entry.kind] = [_padded(array, width) for array in entry.arrays()]
     first = before[0].first
-    return tuple(_Entry(first, count, facts, kind, *arrays) for kind, arrays in found.items())
+    kept = islice(found.items(), _MOST_KINDS + 1)
+    return tuple(_Entry(first, count, facts, kind, *arrays) for kind, arrays in kept)
 
 
 def _padded(array: NDArray[Any], width: int) -> NDArray[Any]:

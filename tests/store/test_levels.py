@@ -17,7 +17,7 @@ from comgra_decl.records import AGGREGATES, SlotInfo, SlotKey, StepBatch, StepIn
 from comgra_decl.store import Reader, RunMeta, RunWriter, appending, levels
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.database import Database, new_context
-from comgra_decl.store.layout import LEVELS, RecordColumn
+from comgra_decl.store.layout import LEVELS, SYSTEM_COLUMNS, RecordColumn
 from comgra_decl.store.levels import SPAN, Extremes
 from comgra_decl.store.verify import verify
 from comgra_decl.store.view import View
@@ -320,7 +320,9 @@ def test_more_slots_than_one_key_holds_and_slots_that_appear_later(tmp_path: Pat
     writer.commit([replace(many, new_slots=new)])
     writer.close()
     view = Reader(tmp_path / "run").view
-    assert_exact(view)
+    with counted(view) as counts:
+        assert_exact(view)
+    assert counts["chunks"] == 4  # of the slots that did not exist in the first group
 
 
 @pytest.mark.parametrize("block", [32, 128])
@@ -341,3 +343,14 @@ def test_short_blocks_make_up_a_span(
         with counted(view) as counts:
             assert_exact(view, modes == mode)
         assert counts["chunks"] == 0
+
+
+def test_a_span_with_many_kinds_of_records_keeps_no_more_than_tells_so() -> None:
+    values = np.zeros((32, 3, 2), np.float32)
+    facts = np.zeros((32, SYSTEM_COLUMNS))
+    facts[:, levels._KIND] = np.arange(32)[:, None]
+    first, second = levels._entries(0, values, facts), levels._entries(32, values, facts + 32)
+    whole = levels._joined(first, second)
+    most = levels._MOST_KINDS + 1
+    assert [len(first), len(second), len(whole)] == [most] * 3
+    assert {entry.count for entry in whole} == {64}

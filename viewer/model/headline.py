@@ -70,9 +70,11 @@ def headline(view: RunView) -> Headline:
 
 def _with_loss(view: RunView, said: Headline) -> Headline:
     """Return the verdict with the training loss, as in Runs, and its curve."""
+    if not said.numbers.startswith("loss "):
+        return said
     steps, values = view.now("training loss", lambda: metrics_of(view.run).get("loss", _NO_LOSS))
     finite = np.isfinite(values)
-    if not said.numbers.startswith("loss ") or not finite.any():
+    if not finite.any():
         return said
     _, semicolon, rest = said.numbers.partition("; ")
     text = f"loss {number(float(values[0]))} \u2192 {number(float(values[-1]))}{semicolon}{rest}"

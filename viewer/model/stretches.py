@@ -84,12 +84,20 @@ def candidates(
     if not view.long:
         table = view.heat(statistic, pass_, over, type_)
         steps = table.columns.to_numpy(np.int64)
-        return steps, table.reindex([*slots]).to_numpy(float), np.tile(steps, (len(slots), 1))
+        return (
+            steps,
+            table.reindex([*slots]).to_numpy(float),
+            np.broadcast_to(steps, (len(slots), len(steps))),
+        )
     known = view.in_pass(pass_)
     if view.closely(within, type_):
         assert within is not None
         heat = view.window(statistic, known, within, over, type_)
-        steps, values, at = heat.steps, heat.values.T, np.tile(heat.steps, (len(known), 1))
+        steps, values, at = (
+            heat.steps,
+            heat.values.T,
+            np.broadcast_to(heat.steps, heat.values.T.shape),
+        )
     else:
         found = view.extremes(statistic, known, over, type_)
         lower = np.abs(found.low) > np.abs(found.high)

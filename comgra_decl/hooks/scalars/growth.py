@@ -135,7 +135,7 @@ def _gains(before: _Measured, now: _Measured, containers: dict[int, Any]) -> Ite
     for name, gain in _largest(before.held.counts, now.held.counts, steps / 2):
         yield Gain(name, gain / steps)
     made = _largest(before.held.made, now.held.made, steps / 2)
-    names = makers({each for each, _ in made})
+    names = makers({each for each, _ in made}) if made else {}
     for each, gain in made:
         if each in names:
             yield Gain(f"tensors with graphs made by {names[each]}", gain / steps)
@@ -199,17 +199,16 @@ def _owner(thing: Any, hidden: set[int]) -> tuple[Any, str]:
     level, led = [thing], {id(thing)}
     for _ in range(_LEVELS):
         following: list[Any] = []
-        for held in level:
-            for each in referrers_of(held)[:_MOST_REFERRERS]:
-                if id(each) in hidden | led or each is level or each is following:
-                    continue
-                if type(each) in _NESTED:
-                    led.add(id(each))
-                    following.append(each)
-                elif type(each).__flags__ & _HEAP_TYPE or isinstance(each, (ModuleType, type)):
-                    plain = isinstance(each, (ModuleType, type))
-                    known = dict(vars(each)) if plain else own_attributes(each)
-                    return each, next((n for n, one in known.items() if id(one) in led), "")
+        for each in referrers_of(*level)[:_MOST_REFERRERS]:  # one search through all objects
+            if id(each) in hidden | led or each is level or each is following:
+                continue
+            if type(each) in _NESTED:
+                led.add(id(each))
+                following.append(each)
+            elif type(each).__flags__ & _HEAP_TYPE or isinstance(each, (ModuleType, type)):
+                plain = isinstance(each, (ModuleType, type))
+                known = dict(vars(each)) if plain else own_attributes(each)
+                return each, next((n for n, one in known.items() if id(one) in led), "")
         level = following
     return None, ""
 
