@@ -412,6 +412,9 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
   rows along "edges" without self-loops. "reached" is the largest index plus 1, and
   "upwards" the number of edges from a smaller to a larger index.
 - "pooled": a "function" adds "rows" into fewer rows, "into"; "sorted" is whether their index is.
+- "written": the program, not its optimizer, has written to the parameter "role" of a "node" in
+  place, "count" times between training steps so far. Stored in the record after the second time,
+  for the first parameter of each optimizer that counts its steps. Without "where".
 - "last step", "final state": the last position of a sequence, or the final state of a recurrent
   module, is read. "padded" is the share of samples that end with padding, and "stacked" whether the
   program has stacked the positions itself.

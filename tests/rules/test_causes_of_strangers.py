@@ -642,6 +642,40 @@ def test_a_target_network(every: int, copied: bool, tmp_path: Path) -> None:
     assert ("lagging_copy" in found(tmp_path, training)) is (every == 0)
 
 
+@pytest.mark.parametrize(
+    ("way", "reversed_"), [("load", True), ("lerp", True), ("load", False), ("clip", False)]
+)
+def test_weights_copied_in_the_wrong_direction(way: str, reversed_: bool, tmp_path: Path) -> None:
+    online, target = mlp(4, 2), mlp(4, 2)
+    target.load_state_dict(online.state_dict())
+    optimizer = torch.optim.Adam(online.parameters(), 0.01)
+
+    @torch.no_grad()
+    def after(step: int) -> None:
+        to, of = (online, target) if reversed_ else (target, online)
+        if way == "load" and step % 10 == 9:
+            to.load_state_dict(of.state_dict())
+        for mine, its in zip(to.parameters(), of.parameters(), strict=True):
+            if way == "lerp":
+                mine.lerp_(its, 0.95)
+            elif way == "clip":
+                its.clamp_(-0.5, 0.5)
+                mine.lerp_(its, 0.05)
+
+    def training() -> None:
+        for step in range(120):
+            state, action = torch.randn(32, 4), torch.randint(0, 2, (32, 1))
+            with torch.no_grad():
+                value = state.sum(1) + 0.9 * target(torch.randn(32, 4)).amax(1)
+            optimizer.zero_grad()
+            F.smooth_l1_loss(online(state).gather(1, action)[:, 0], value).backward()
+            optimizer.step()
+            after(step)
+
+    lagging = found(tmp_path, training).get("lagging_copy")
+    assert (lagging is not None and "wrong direction" in lagging.message) is reversed_
+
+
 # -- losses ------------------------------------------------------------------------------------
 
 

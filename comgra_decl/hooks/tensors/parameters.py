@@ -14,7 +14,8 @@ from torch.utils.hooks import unserializable_hook
 from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.hand_updates import Written
 from comgra_decl.hooks.tensors.gradients import unused
-from comgra_decl.records import OPTIMIZERS
+from comgra_decl.hooks.tensors.outside_writes import OutsideWrites
+from comgra_decl.records import OPTIMIZERS, TELLING
 from comgra_decl.stats.support import is_allocated
 from comgra_decl.torch_private import add_all, copy_all, negate_all, without_functions
 
@@ -80,6 +81,7 @@ class Parameters:
         self._found: dict[TensorPlan, tuple[torch.Tensor | None, int]] = {}
         self._held = held
         self._facts: dict[int, _Facts] = {}  # about optimizers, by id
+        self._writes = OutsideWrites()
         self.turns = 0
 
     # -- plans of tensors ----------------------------------------------------------------------
@@ -224,6 +226,9 @@ class Parameters:
         self._optimizer = optimizer
         capture.facts[OPTIMIZERS].append(self._facts_of(optimizer))
         self._stepping = self._stepped_by(optimizer)
+        written = self._writes.before_step(optimizer, self._stepping)
+        if written is not None:
+            capture.facts[TELLING].append(written)
         if self._updates:
             self._remember(self._stepping)
         self._read_gradients = not closure and getattr(optimizer, "grad_scale", None) is None
@@ -287,6 +292,7 @@ class Parameters:
     def after_step(self, optimizer: torch.optim.Optimizer, capture: StepCapture) -> None:
         """Read updates, optimizer states and remaining gradients after an optimizer step."""
         self._take_back()
+        self._writes.after_step(optimizer)
         known = self._optimizer is optimizer
         stepping = self._stepping if known else self._stepped_by(optimizer)
         self._optimizer, self._stepping = None, []

@@ -94,6 +94,7 @@ class LossDiverges(CurveRule):
         "policy_sign",
         "actor_sign",
         "unusual_momentum",
+        "lagging_copy",
     )
     explained_by_earlier = ("negative_loss",)
     Parameters = DivergingParameters

@@ -71,7 +71,10 @@ class LaggingCopy(Rule):
         "same two inputs in opposite order, as in symmetric self-distillation (BYOL). A copy that "
         "is evaluated, such as a moving average of the weights, is reported if the norms of its "
         f"parameters have moved from the start of the trained model, but less than {_FOLLOWS:.0%} "
-        "as far as those of that model."
+        "as far as those of that model. If the copy has not changed at all, and the program has "
+        "repeatedly written to the trained model in place between the steps of its optimizer, the "
+        "weights are reported as copied in the wrong direction. This requires an optimizer that "
+        "counts its steps, such as Adam."
     )
     source = (
         "Mnih et al., Human-level control (2015): over millions of steps, the trained network is "
@@ -143,6 +146,9 @@ class LaggingCopy(Rule):
             for other, model in models.items():
                 if copy.trained or not model.trained or not _are_alike(scene, copy, model):
                     continue
+                written = self._reversed(scene, copy, model)
+                if written:
+                    return [self._report_reversed(scene, name, other, written)]
                 crossed = _are_crossed(scene, copy, model)
                 found = self._lags(scene, copy, model, crossed=crossed)
                 if found is not None:
@@ -164,6 +170,31 @@ class LaggingCopy(Rule):
         if not far > _MOVED * np.nansum(first) or not 0 < moved < _FOLLOWS * far:
             return None
         return float(moved / far)
+
+    def _reversed(self, scene: Scene, copy: Model, model: Model) -> int:
+        """Return how often the trained model was written to, if its copy never was; else 0."""
+        if not copy.nodes & self._trains or self._other_inputs <= _OFTEN:
+            return 0
+        mine = np.array([copy.slots[key] for key in copy.slots])
+        if not np.array_equal(self._start.known(mine), self._latest.known(mine)):
+            return 0
+        writes = [fact for fact in scene.told("written") if fact["node"] in model.nodes]
+        return max((int(fact["count"]) for fact in writes), default=0)
+
+    def _report_reversed(self, scene: Scene, name: str, other: str, writes: int) -> Finding:
+        return self.finding(
+            scene,
+            place=Place(other),
+            first_step=0,
+            message=f"The program itself writes to the weights of {other} between the steps of its "
+            f"optimizer (at least {writes} times), but {name}, which provides targets and has the "
+            "same parameters, has never changed. The weights seem to be copied in the wrong "
+            f"direction: {other} is pulled back to the initial weights of {name}.",
+            advice=f"Copy the weights of {other} to {name}, not the other way round: "
+            "`target.load_state_dict(online.state_dict())`, or `target_parameter.lerp_(parameter, "
+            "tau)` with a small tau.",
+            evidence={"writes": writes, "steps": scene.last_step + 1},
+        )
 
     def _lags(
         self, scene: Scene, copy: Model, model: Model, *, crossed: bool = False
