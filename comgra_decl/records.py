@@ -404,6 +404,9 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "fresh choices": actions of "shape" that are sampled and used only for log-probabilities.
 - "trains nothing": "count" parameters receive the gradients of a loss, and no optimizer holds any
   of them.
+- "idle term": a term of a loss depends on "count" parameters, of which some have these "shapes".
+  They all belong to an optimizer that never steps after this loss, but after losses of its own.
+  Without "where".
 - "added to itself": a tensor of "shape" is added to itself.
 - "unscaled": a softmax of "shape" over products of two activations that were not scaled.
 - "uniform noise": uniform random numbers of "shape" are multiplied by a scale or are the target of

@@ -933,6 +933,51 @@ def test_a_loss_whose_parameters_no_optimizer_holds(right: bool, tmp_path: Path)
     assert ("useless_backward" in found(tmp_path, training)) is not right
 
 
+@pytest.mark.parametrize("actions", ["stored", "detached", "own", "summed", "separate values"])
+def test_an_actor_loss_must_evaluate_the_actions_of_the_actor(actions: str, tmp_path: Path) -> None:
+    actor, critic, values = mlp(4, 1), mlp(5, 1), mlp(4, 1)
+
+    def quality(x: Tensor, action: Tensor) -> Tensor:
+        found = critic(torch.cat([x, action], 1))
+        return found + values(x) if actions == "separate values" else found
+
+    def training() -> None:
+        of_critic = torch.optim.Adam([*critic.parameters(), *values.parameters()], 0.01)
+        of_actor = torch.optim.Adam(actor.parameters(), 0.01)
+        for _ in range(6):
+            x, stored, y = torch.randn(N, 4), torch.rand(N, 1), torch.randn(N, 1)
+            of_critic.zero_grad()
+            F.mse_loss(quality(x, stored), y).backward()
+            of_critic.step()
+            new = actor(x)
+            action = stored if actions == "stored" else new
+            value = quality(x, action.detach() if actions == "detached" else action)
+            of_actor.zero_grad()
+            (0.1 * new.square() - value).mean().backward()
+            of_actor.step()
+            if actions == "summed":
+                of_critic.step()
+
+    assert ("idle_term" in found(tmp_path, training)) is (actions in ("stored", "detached"))
+
+
+@pytest.mark.parametrize("alternating", [True, False])
+def test_optimizers_may_use_the_terms_of_a_loss_in_turn(alternating: bool, tmp_path: Path) -> None:
+    one, other = mlp(4, 3), mlp(4, 3)
+
+    def training() -> None:
+        optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in (one, other)]
+        for step in range(6):
+            x, y = torch.randn(N, 4), torch.randint(0, 3, (N,))
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            (F.cross_entropy(one(x), y) + F.cross_entropy(other(x), y)).backward()
+            for optimizer in [optimizers[step % 2]] if alternating else optimizers:
+                optimizer.step()
+
+    assert "idle_term" not in found(tmp_path, training)
+
+
 @pytest.mark.parametrize(("weight", "sampled"), [(1 / N, True), (1.0, True), (1 / N, False)])
 def test_divergences_of_distributions(weight: float, sampled: bool, tmp_path: Path) -> None:
     class Posterior(VAE):

@@ -17,6 +17,7 @@ from comgra_decl.hooks.objects import instances_of
 from comgra_decl.hooks.pytree import gradient_function, tensors_in, tensors_of
 from comgra_decl.hooks.tensors.arrangement import codes_in_order, interleaving
 from comgra_decl.hooks.tensors.gradients import loss_node
+from comgra_decl.hooks.tensors.idle_terms import IdleTerms
 from comgra_decl.hooks.tensors.loss_calls import batch_softmaxes
 from comgra_decl.hooks.tensors.objective import leaves_behind, objective_of, with_gradients
 from comgra_decl.hooks.tensors.slots import Slot
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 _SCANS = 2
 """Number of records in which the backward graph is searched for softmaxes over the batch. The graph
 rarely changes."""
+
+_RECORDS_OF_TERMS = 4
+"""Number of records in which the terms of losses are compared with the optimizers that step. If
+several optimizers take turns in a training step, the first of its parts are counted as steps."""
 
 _CODES = (torch.int16, torch.int32, torch.int64)
 
@@ -76,6 +81,7 @@ class Ends:
         self._orders: dict[tuple[StepCapture, str], int] = {}
         self._attended = Attended()
         self._telling = Telling()
+        self._idle: IdleTerms | None = IdleTerms()
         self._stepped = False  # whether an optimizer has stepped since the last backward pass
         self._stale: list[torch.Tensor] = []  # parameters that had a gradient before it
         self._behind: list[torch.Tensor] = []  # parameters that the backward pass will reach
@@ -178,6 +184,12 @@ class Ends:
         """Read the structure of a loss and the gradients left over from before it."""
         if number == 0:
             self._looks -= 1
+            if self._looks < _SCANS - _RECORDS_OF_TERMS and self._idle is not None:
+                idle, self._idle = self._idle.found(), None
+                if idle is not None:
+                    capture.facts[TELLING].append(idle)
+        if self._idle is not None and not is_capturing():
+            self._idle.loss(loss, record=self._looks)
         # reading numbers would break the capture of a CUDA graph
         if (
             self._looks >= 0
@@ -240,6 +252,8 @@ class Ends:
         """
         self.targets.rest()
         self._leaves.hold(optimizer)
+        if self._idle is not None:
+            self._idle.step(optimizer)
         if self._looks <= 0 and not self._leaves.over:
             for count, shapes in self._leaves.untrained(holds)[:1]:
                 fact = {"kind": "trains nothing", "count": count, "shapes": shapes}

@@ -150,9 +150,14 @@ def parameter_names(func: Any) -> tuple[str, ...]:
         return ()
 
 
-def nodes_behind(loss: torch.Tensor, *, most: float = _MOST_NODES) -> Iterator[Any]:
-    """Yield the autograd nodes from which a loss is computed, up to about `most` of them."""
-    start = gradient_function(loss)
+def nodes_behind(loss: Any, *, most: float = _MOST_NODES) -> Iterator[Any]:
+    """Yield the autograd nodes from which a loss is computed, up to about `most` of them.
+
+    Args:
+        loss: a tensor, or an autograd node, which comes first.
+        most: the maximum number of nodes.
+    """
+    start = gradient_function(loss) if isinstance(loss, torch.Tensor) else loss
     waiting, seen = [start], {start}
     for node in waiting:
         if node is None or len(waiting) > most:

@@ -59,9 +59,19 @@ def objective_of(loss: torch.Tensor) -> dict[str, Any]:
     return found
 
 
-def leaves_behind(loss: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors to which the backward pass of a loss leads, such as parameters."""
+def leaves_behind(loss: Any) -> list[torch.Tensor]:
+    """Return the tensors to which the backward pass of a loss leads, such as parameters.
+
+    Args:
+        loss: a tensor, or an autograd node.
+    """
     return [n.variable for n in nodes_behind(loss) if function_name(n) == _LEAF]
+
+
+def terms_behind(start: Any) -> list[Any]:
+    """Return the autograd nodes of the terms that the loss computed by a node adds up."""
+    with quiet():
+        return [node for node, _ in _sum_of((start, 0))[1]]
 
 
 def with_gradients(leaves: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -95,6 +95,7 @@ class LossDiverges(CurveRule):
         "actor_sign",
         "unusual_momentum",
         "lagging_copy",
+        "idle_term",
     )
     explained_by_earlier = ("negative_loss",)
     Parameters = DivergingParameters

@@ -75,6 +75,42 @@ class UselessBackward(FactRule):
         return loss_missing(scene)
 
 
+class IdleTerm(FactRule):
+    """Terms of a loss that train nothing."""
+
+    name = "idle_term"
+    certainty = 0.8
+    definition = (
+        "In at least two of the first four records, a term of a loss depends only on parameters of "
+        "an optimizer that does not step after this loss, but does step after losses that depend "
+        "on its parameters alone. No other term of the loss depends on that optimizer's "
+        "parameters. The term's gradients are thus computed, but never used."
+    )
+    source = (
+        "Haarnoja et al., Soft Actor-Critic (2018): the actor's loss evaluates the critic at the "
+        "actor's own, reparameterized action. Our own definition."
+    )
+    advice = (
+        "Compute the term from the output of the model that this loss trains. In an actor's loss, "
+        "the critic must evaluate the actor's new actions, `critic(state, actor(state))`, not the "
+        "stored ones, and the actor's output must not be detached."
+    )
+    kind = "idle term"
+    shown = ("count",)
+
+    def sentence(self, fact: Mapping[str, Any]) -> str:
+        """Return the message about a fact."""
+        return (
+            f"A term of a loss depends only on {fact['count']} parameters (of shape "
+            f"{_shapes(fact)}) whose optimizer does not step after this loss. The term trains "
+            "nothing."
+        )
+
+    def missing(self, scene: Scene) -> str | None:
+        """Return why the rule could not check the run."""
+        return loss_missing(scene)
+
+
 class RecreatedParameter(FactRule):
     """Layers that are created anew in every step."""
 
