@@ -133,6 +133,7 @@ def read(folder: Path, name: str) -> pd.DataFrame:
     return table
 
 
+@pytest.mark.slow
 def test_zarr_python_reads_the_arrays(run: Run, exports: Path) -> None:
     zarr = pytest.importorskip("zarr")
     group = zarr.open_group(exports / "zarr", mode="r")

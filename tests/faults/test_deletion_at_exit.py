@@ -48,6 +48,7 @@ SHORT = [("environment", "trains")]
 """Each case is a Python of its own, because only that has an end of its own."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("door", "does"),
     [

@@ -38,6 +38,7 @@ def untraced() -> Training:
     return training
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", shortened(CASES, tried=1), ids="-".join)
 def test_a_training_goes_on_when_the_disk_fails(
     disk: FailingDisk, tmp_path: Path, case: tuple[str, str]

@@ -169,6 +169,7 @@ def test_each_living_instance_is_found_whatever_was_collected(changes: list[str]
         assert {id(optimizer) for optimizer in optimizers} <= found
 
 
+@pytest.mark.slow
 def test_what_was_frozen_in_between_is_found() -> None:
     faults: list[BaseException] = []
     watched = watch_freezing(on_fault=faults.append)

@@ -243,6 +243,7 @@ def test_an_original_is_found_wherever_it_is_held(
         gc.freeze()
 
 
+@pytest.mark.slow
 def test_a_frozen_original_that_nothing_holds_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_what_a_program_logs_is_kept(tmp_path: Path) -> None:
     assert "verdict: größer" in run.notes()["text"].tolist()
 
 
+@pytest.mark.slow
 def test_without_a_run_nothing_happens(tmp_path: Path) -> None:
     (tmp_path / "train_it.py").write_text(LOGGED, encoding="utf-8")
     done = python(tmp_path, "train_it.py")

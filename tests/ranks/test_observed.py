@@ -48,6 +48,7 @@ def each(*ways: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("way", marked)
 
 
+@pytest.mark.slow
 @each(*WAYS)
 def test_ranks_train_as_untraced_and_record_what_the_uncompiled_program_holds(
     trained: Trained, way: str

@@ -127,8 +127,8 @@ def _contents(run: Path) -> dict[str, bytes]:
         by_a_checked_spec,
         by_file,
         by_override,
-        by_variable,
-        by_hydra,
+        pytest.param(by_variable, marks=pytest.mark.slow),
+        pytest.param(by_hydra, marks=pytest.mark.slow),
     ],
     ids=lambda give: give.__name__,
 )

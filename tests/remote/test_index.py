@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
+import pytest
 import tensorstore as ts
 
 from comgra_decl.query import Index, list_runs, listed, open_run
@@ -34,6 +35,7 @@ def requests() -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_runs_that_have_ended_cost_no_request(root: Remote) -> None:
     for number in range(MANY):
         write(root / "group" / f"run {number}", started=100.0 + number)

@@ -86,6 +86,7 @@ def test_a_training_is_recorded_and_is_what_it_was(root: Remote, tmp_path: Path)
     assert b"commit_interval: 0" in written
 
 
+@pytest.mark.slow
 def test_a_name_that_is_taken_gets_a_number(root: Remote) -> None:
     paths = [str(traced(root)[1].path) for _ in range(2)]
     assert paths == [f"{root}/g/run", f"{root}/g/run-2"]

@@ -143,6 +143,7 @@ def test_a_model_that_looks_inside_the_mask_is_not(tmp_path: Path) -> None:
     assert found(tmp_path, Pixels(), probes=probes, pictures=pictures) == {}
 
 
+@pytest.mark.slow
 def test_too_few_points_of_integrated_gradients_are_reported(tmp_path: Path) -> None:
     line = {"method": "integrated_gradients", "of": "eyes", "target": 0}
     probes = {"eyes": PROBE}

@@ -61,6 +61,7 @@ def run_in_terminal(tmp_path: Path, typed: str) -> subprocess.CompletedProcess[s
         os.close(theirs)
 
 
+@pytest.mark.slow
 def test_the_program_stops_at_its_call_of_the_model_is_stepped_through_and_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -320,6 +320,7 @@ def test_triton_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> No
     assert by.step._step.held == []
 
 
+@pytest.mark.slow
 def test_triton_reads_all_that_is_added_together_in_one_launch_for_each_width(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -877,6 +878,7 @@ print("compiled")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "which"),
     [

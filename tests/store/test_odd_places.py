@@ -165,6 +165,7 @@ def test_a_named_pipe_is_no_file_of_a_run(tmp_path: Path, which: str) -> None:
             Reader(run)
 
 
+@pytest.mark.slow
 def test_a_flood_of_documents_is_not_read_to_open_a_run(tmp_path: Path) -> None:
     """Ten thousand documents, graphs and facts that are never read; measured by the bytes read."""
     from comgra_decl.store.commit import Commit

@@ -79,6 +79,7 @@ def test_all_folders_of_strangers_run_hang_and_exhaust_nothing(
     assert_harmless([*ATTACKS][part::6], good, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_good_run_gives_an_answer_to_every_look(good: Path, tmp_path: Path) -> None:
     (told,) = looked([good], tmp_path)
     assert wrong(told) == []

@@ -189,6 +189,7 @@ def test_observed_steps_leave_what_is_compiled_for_all_others_as_it_is(way: str)
     assert counts[2] == counts[-1], "the compiler has looked at something again"
 
 
+@pytest.mark.slow
 def test_observed_steps_take_up_none_of_the_recompilations_that_a_program_may_have(
     shown: list[tuple[str, str]],
 ) -> None:
@@ -344,6 +345,7 @@ def test_observed_modules_may_do_what_modules_do(make: Make, shown: list[tuple[s
     assert shown
 
 
+@pytest.mark.slow
 def test_observed_batches_may_change_their_size(shown: list[tuple[str, str]]) -> None:
     proven(Training(model, sizes=(8, 8, 5, 5, 7, 8, 3)))
     assert shown
@@ -760,6 +762,7 @@ class Around(nn.Module):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", shortened(["a block", "a function", "a wrapped block"], tried=1))
 def test_compiled_code_that_an_eager_checkpoint_calls_again_is_observed(
     what: str, shown: list[tuple[str, str]]
@@ -782,6 +785,7 @@ def test_compiled_code_that_an_eager_checkpoint_calls_again_is_observed(
         assert eager == observed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", shortened([Checkpointed, Outermost], tried=1))
 def test_gradients_of_checkpointed_code_are_recorded_in_observed_steps(
     make: Make, shown: list[tuple[str, str]]
@@ -790,6 +794,7 @@ def test_gradients_of_checkpointed_code_are_recorded_in_observed_steps(
     assert ("", "gradient") in shown
 
 
+@pytest.mark.slow
 def test_checkpointed_code_is_observed_once_where_no_gradient_of_it_is_wanted(
     shown: list[tuple[str, str]],
 ) -> None:
@@ -943,6 +948,7 @@ def test_observed_code_of_inductor_shows_what_that_code_computes() -> None:
         torch.testing.assert_close(value, tensor.grad, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", shortened(["reduce-overhead", "max-autotune"], tried=1))
 def test_observed_steps_are_compiled_without_the_cuda_graphs_of_all_others(
     mode: str, shown: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch

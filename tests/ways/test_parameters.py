@@ -238,6 +238,7 @@ def test_a_module_that_builds_its_layers_when_it_is_first_called() -> None:
     prove(training)
 
 
+@pytest.mark.slow
 def test_a_model_that_the_garbage_collector_must_not_touch_is_known() -> None:
     """A program that forks workers freezes its objects, so a later scan cannot find them."""
     model = Net()
@@ -310,6 +311,7 @@ def test_parts_of_a_model_frozen_during_tracing_keep_its_names(built: str, earli
     assert not [line for line in run.report["warnings"] if "gc.freeze()" in line]
 
 
+@pytest.mark.slow
 def test_what_was_noted_of_a_frozen_model_does_not_keep_it_alive() -> None:
     task = Task()
     reference = weakref.ref(task)

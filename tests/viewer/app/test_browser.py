@@ -142,6 +142,7 @@ def test_a_link_restores_the_view_back_goes_back_and_selectors_choose(
     assert query(page, "batch") == "3"
 
 
+@pytest.mark.slow
 def test_a_hostile_link_is_harmless_and_a_click_on_a_series_goes_to_its_step(
     viewer: Callable[..., Any],
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_hostile_link_is_harmless_and_a_click_on_a_series_goes_to_its_step(
     assert 3 <= int(page.locator("article").get_attribute("data-step")) <= 8
 
 
+@pytest.mark.slow
 def test_all_sections_are_there_in_dark_and_in_light(viewer: Callable[..., Any]) -> None:
     page = viewer("?step=11&section=inspect", color_scheme="light")  # its choice is stored there
     page.get_by_role("tab", name="Run", exact=True).click()

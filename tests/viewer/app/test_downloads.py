@@ -60,6 +60,7 @@ def test_figures_are_pictures_drawings_and_numbers(
     np.testing.assert_array_equal(got["std"], series)
 
 
+@pytest.mark.slow
 def test_the_graph_is_taken_whole(viewer: Callable[..., Any], fake: FakeRun) -> None:
     page = viewer("?node=head&step=5&colour=forward&stat=l2")
     drawing = ET.fromstring(taken(page, "Save the graph", "SVG")[1])

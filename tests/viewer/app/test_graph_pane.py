@@ -210,6 +210,7 @@ def test_the_line_below_the_graph_counts_the_edges_that_are_drawn(dashboard: Das
 # ---- in a browser
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_height_of_the_graph_is_kept_in_the_address(viewer: Callable[..., Any]) -> None:
     page = viewer("?run=group/small&section=inspect&node=embed&graph=330")

@@ -93,6 +93,7 @@ def says_what_is_under_the_pointer(page: Any, labels: set[str]) -> None:
     assert not any(re.fullmatch(r"0\.0+", text) for text in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_overview_tells_gaps_from_what_is_not_finite(viewer: Callable[..., Any]) -> None:
     page = viewer("?section=overview&node=embed&step=4", ".bk-Figure >> visible=true")

@@ -165,6 +165,7 @@ def test_a_click_in_a_pane_of_its_own_answers(
     expect(line).to_have_class("chosen", timeout=PATIENCE)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_whole_viewer_works_inside_another_page_and_leaves_its_address_alone(
     run: Run, serve: Callable[..., str], page: Any

@@ -93,6 +93,7 @@ def _finished(work: Coroutine[Any, Any, T]) -> T:
         return pool.submit(asyncio.run, work).result()
 
 
+@pytest.mark.slow
 def test_some_sessions_at_once_and_a_message_that_is_too_large(viewed: Viewed) -> None:
     assert _sessions(viewed, 5) < 40
 
@@ -147,6 +148,7 @@ def test_clients_that_do_not_read_hold_nobody_up(viewed: Viewed) -> None:
         connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [3, pytest.param(10, marks=pytest.mark.slow)])
 def test_sessions_whose_clients_do_not_read_hold_nobody_up_and_fill_no_memory(
     viewed: Viewed, count: int

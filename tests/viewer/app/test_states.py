@@ -65,6 +65,7 @@ def heading(page: Any, text: str) -> None:
     page.get_by_role("heading", name=text).wait_for()
 
 
+@pytest.mark.slow
 def test_a_run_of_a_newer_format_says_to_upgrade(runs: Path, show: Show) -> None:
     newer = runs / "group" / "newer"
     shutil.copytree(runs / "group" / "small", newer)

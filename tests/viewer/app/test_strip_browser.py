@@ -88,6 +88,7 @@ def test_the_strip_follows_a_training(serve: Callable[..., str], tmp_path: Path,
     training.close()
 
 
+@pytest.mark.slow
 def test_a_first_visit_gets_the_tour_once_by_keyboard_and_one_click_ends_it(
     server: Gallery, open_page: Callable[..., Any]
 ) -> None:

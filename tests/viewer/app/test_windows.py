@@ -63,6 +63,7 @@ def test_nothing_is_cut_off_in_a_narrow_window(
     page.locator("table.entries").wait_for()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shown", shortened([("inspect", "table.stats"), ("overview", ".facts table")], tried=1)
 )
@@ -209,6 +210,7 @@ def test_tables_of_a_comparison_are_printed_one_below_the_other(viewer: Callable
 FIGURES = {"overview": 3, "inspect": 6, "values": 1, "compare": 1}
 
 
+@pytest.mark.slow
 def test_all_of_a_section_is_printed_in_light_colours(viewer: Callable[..., Any]) -> None:
     page = viewer("?section=findings&node=embed", ".health", color_scheme="dark")
     table = page.locator("table.unchecked")
