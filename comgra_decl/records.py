@@ -400,7 +400,7 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "dropout": a dropout function is called with a high "rate" on a tensor of "shape".
 - "inverted mask": a mask of "shape" hides all tokens and shows the padding.
 - "own messages": rows are gathered by the index by which their sum, of "rows" into fewer rows, is
-  written, and by no other.
+  written, and by no other; or only narrower rows, such as weights, are gathered by others.
 - "fresh choices": actions of "shape" that are sampled and used only for log-probabilities.
 - "trains nothing": "count" parameters receive the gradients of a loss, and no optimizer holds any
   of them.

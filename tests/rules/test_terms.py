@@ -718,6 +718,39 @@ def test_messages_from_the_node_itself(own: bool, tmp_path: Path) -> None:
     assert ("own_messages" in names(tmp_path, loss, Messages())) is own
 
 
+@pytest.mark.parametrize("kind", ["own", "right", "difference", "scaled by targets"])
+def test_messages_weighed_by_attention(kind: str, tmp_path: Path) -> None:
+    source, sink = torch.randint(0, 40, (2, 200))
+    sink = sink.sort().values
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 8), nn.Linear(8, 1)
+            self.scores = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h, scores = self.inner(x).view(40, 2, 4), self.scores(x)
+            weights = (scores[source, :2] + scores[sink, 2:]).sigmoid()
+            totals = torch.zeros(40, 2).index_add(0, sink, weights)
+            weights = (weights / totals[sink])[..., None]
+            message = {
+                "own": lambda: weights * h[sink],
+                "right": lambda: weights * h[source],
+                "difference": lambda: weights * (h[source] - h[sink]),
+                "scaled by targets": lambda: weights * h[source] * h[sink].sigmoid(),
+            }[kind]
+            sums = torch.zeros(40, 2, 4).index_add(0, sink, message()).flatten(1)
+            out: Tensor = self.outer(sums)
+            return out
+
+    def loss(model: nn.Module) -> Tensor:
+        x = torch.randn(40, 4)
+        return F.mse_loss(model(x), x.sum(1, keepdim=True))
+
+    assert ("own_messages" in names(tmp_path, loss, Attention())) is (kind == "own")
+
+
 def chain_of_atoms(directions: str) -> tuple[Tensor, Tensor]:
     """Returns the sources and sinks of the bonds of a batch of two to nine chains of 8 atoms."""
     first = (torch.arange(int(torch.randint(2, 10, ()))) * 8)[:, None] + torch.arange(7)

@@ -15,7 +15,7 @@ from itertools import accumulate
 from math import isfinite, prod
 from operator import mul
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,7 +26,7 @@ from comgra_decl.hooks.graph.choices import Choices
 from comgra_decl.hooks.graph.unused import Results
 from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.pytree import gradient_function
-from comgra_decl.hooks.tensors.loss_calls import RESHAPING, function_name
+from comgra_decl.hooks.tensors.loss_calls import RESHAPING, function_name, shape_of
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_readable
 
@@ -40,11 +40,27 @@ _RATE = 0.8  # of dropout, from which on it is noted
 _CLAMPED = 0.9  # share of clamped elements that is noted
 _LEAST_WIDTH = 16  # of queries and keys; narrower ones have small scores
 _SCALES = ("ExpBackward0", "SoftplusBackward0", "SqrtBackward0")
+_ELEMENTWISE = frozenset(
+    {"Mul", "Div", "Add", "Sub", "Neg", "Relu", "LeakyRelu", "Elu", "Gelu", "Silu", "Sigmoid"}
+    | {"Tanh", "Exp", "Clone", "Expand", "View", "UnsafeView", "ReshapeAlias", "Unsqueeze"}
+    | {"Squeeze", "NativeDropout"}
+)
+"""Autograd's names for functions by which a row of a message depends only on the same row."""
+_MOST_FACTORS = 64
 _DEPTH = 30  # frames between a call and the program's line
 _NOT_THE_PROGRAM = (TORCH_FOLDER, OUR_FOLDER)
 
 Args = tuple[Any, ...]
 Kwargs = Mapping[str, Any]
+
+
+class _Gathered(NamedTuple):
+    """Rows of a tensor, chosen by an index."""
+
+    chosen: torch.Tensor
+    among: int  # number of the rows from which they were chosen
+    node: Any  # autograd's, of the result
+    width: int  # elements of each
 
 
 @dataclass
@@ -87,7 +103,7 @@ class Telling:
     _scaled: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)
     _uniform: dict[int, weakref.ref[torch.Tensor]] = field(default_factory=dict)  # random numbers
     # indices by which rows were gathered, and the number of rows to choose from
-    _gathered: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    _gathered: list[_Gathered] = field(default_factory=list)
     # positions read from sequences, and where the last one was read
     _read_at: dict[int, tuple[weakref.ref[torch.Tensor], set[int], str]] = field(
         default_factory=dict
@@ -416,19 +432,22 @@ class Telling:
             return
         if not isinstance(source, torch.Tensor) or not isinstance(result, torch.Tensor):
             return
-        if not source.requires_grad or source.dim() != 2 or not index.numel():
+        if not source.requires_grad or source.dim() < 2 or not index.numel():
             return
-        rows = index if index.dim() == 1 else index[:, 0]
+        rows = index if index.dim() == 1 else index.flatten(1)[:, 0]
         if is_capturing() or rows.numel() > _MOST_ELEMENTS:
             return
         ordered = bool((rows.diff() >= 0).all())
         into = result.shape[0]
-        gathered = [each for each, _ in self._gathered if each.numel() == rows.numel()]
-        for sources, count in self._gathered:
-            if count == into and sources.numel() == rows.numel() and not torch.equal(sources, rows):
-                self._note("messages", **_messages(sources, rows, into))
+        gathered = [each for each in self._gathered if each.chosen.numel() == rows.numel()]
+        others = [each for each in gathered if not torch.equal(each.chosen, rows)]
+        for each in others:
+            if each.among == into:
+                self._note("messages", **_messages(each.chosen, rows, into))
                 break
-        if gathered and all(torch.equal(each, rows) for each in gathered) and not ordered:
+        # a sorted index may also be that of a pooling within groups
+        sent = _sent(source, gathered) if others or ordered else gathered
+        if sent and all(torch.equal(each.chosen, rows) for each in sent):
             self._note("own messages", rows=rows.numel(), into=into, function=name)
         self._note("pooled", rows=rows.numel(), into=into, sorted=ordered, function=name)
 
@@ -437,7 +456,9 @@ class Telling:
         if not isinstance(index, torch.Tensor) or not isinstance(result, torch.Tensor):
             return
         if index.dim() == 1 and index.dtype == torch.int64 and result.requires_grad:
-            self._gathered.append((index, given.shape[0]))
+            width = result[:1].numel()
+            node = gradient_function(result)
+            self._gathered.append(_Gathered(index, given.shape[0], node, width))
 
     def _pick_rows(self, _name: str, args: Args, kwargs: Kwargs, result: Any) -> None:
         given = {**dict(zip(("input", "dim", "index"), args, strict=False)), **kwargs}
@@ -665,6 +686,30 @@ class Telling:
         state = result[1]
         if isinstance(state, torch.Tensor) and state.requires_grad:
             self._states[id(state)] = weakref.ref(state)
+
+
+def _sent(source: torch.Tensor, gathered: list[_Gathered]) -> list[_Gathered]:
+    """Return the gathered rows of which messages are made element by element.
+
+    Narrower ones, such as weights of edges, are left out. Empty if anything else as wide as the
+    messages contributes to them, such as the result of a layer.
+    """
+    known = {each.node: each for each in gathered if each.node is not None}
+    width = source[:1].numel()
+    found: list[_Gathered] = []
+    waiting = [gradient_function(source)]
+    for node in waiting:
+        its = known.get(node)
+        if its is not None:
+            found += [its] if its.width >= width else []
+            continue
+        shape = shape_of(node)
+        if len(shape) > 0 and shape[0] == len(source) and prod(shape[1:]) < width:
+            continue
+        if function_name(node) not in _ELEMENTWISE or len(waiting) > _MOST_FACTORS:
+            return []
+        waiting += [each for each, _ in node.next_functions if each not in (None, *waiting)]
+    return found
 
 
 def _messages(sources: torch.Tensor, targets: torch.Tensor, nodes: int) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def origin_of(tensor: torch.Tensor) -> dict[str, Any]:
             return {}
         name = function_name(node)
         if name not in RESHAPING:
-            kept = rows_only and len(_shape(node)) in (0, tensor.dim())
+            kept = rows_only and len(shape_of(node)) in (0, tensor.dim())
             return {"made_by": name, **(_dimension(node) if kept else {})}
         rows_only &= name in _OF_ROWS
         following = node.next_functions
@@ -105,7 +105,7 @@ def batch_softmaxes(loss: torch.Tensor, batch: int) -> list[list[int]]:
     found = []
     for node in nodes_behind(loss):
         if function_name(node) in _SOFTMAXES and _dimension(node).get("dim") == 0:
-            shape = _shape(node)
+            shape = shape_of(node)
             if len(shape) > 1 and shape[0] == batch and shape[1] != batch:
                 found.append(shape)
     return found
@@ -183,14 +183,14 @@ def function_name(node: Any) -> str:
 def _dimension(node: Any) -> dict[str, int]:
     if function_name(node) not in _SOFTMAXES:
         return {}
-    dim, shape = getattr(node, "_saved_dim", None), _shape(node)
+    dim, shape = getattr(node, "_saved_dim", None), shape_of(node)
     if dim is None or not shape:
         return {}
     # autograd shows a negative dimension as an unsigned number
     return {"dim": dim - 2**64 + len(shape) if dim >= 2**63 else dim}
 
 
-def _shape(node: Any) -> list[int]:
+def shape_of(node: Any) -> list[int]:
     """Return the shape of the output of an autograd node, if this torch version provides it."""
     outputs = getattr(node, "_input_metadata", None)
     return [int(n) for n in outputs[0].shape] if outputs else []

@@ -157,8 +157,9 @@ class OwnMessages(FactRule):
     definition = (
         "In the first records, rows with a gradient are gathered by an index, and `index_add`, "
         "`scatter_add` or a similar function sums as many rows by the same index. No rows are "
-        "gathered by another index of this length, so the sum of each node contains only its own "
-        "row."
+        "gathered by another index of this length, or only narrower ones (such as weights of "
+        "edges) and rows from which the summed ones are not computed element by element. The sum "
+        "of each node thus contains only its own row."
     )
     source = (
         "Gilmer et al., Neural Message Passing for Quantum Chemistry (2017): the message of an "
