@@ -378,6 +378,9 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "row ends": the ends of the "rows" of an integer target of "shape" and of an input of tokens of
   that shape. "beyond" is the number of rows whose target goes on beyond the end of the input, and
   "fits" whether none would in another order of the rows. Without "where".
+- "other rows": "rows" of a prediction were chosen by an index and the target is a slice of a tensor
+  with as many rows as that from which they were chosen, but "wrong" of its rows are others. Without
+  "where".
 - "ctc lengths": the "rows" of a batch are sorted by the length of their input, and "input" and
   "target" are their lengths.
 - "sigmoid twice": a "function", a sigmoid or its logarithm, of the result of a sigmoid of "shape".

@@ -226,3 +226,34 @@ def test_targets_of_other_rows_are_told_from_a_model_that_does_not_learn(
 
     rules = found(tmp_path, program, schedule={"first": 60})
     assert ("unrelated_targets" in rules) is (wrong == "rows")
+
+
+@pytest.mark.parametrize(
+    ("choose", "wrong"),
+    [
+        ("slice", True),
+        ("index", False),
+        ("first rows", False),
+        ("mask", True),
+        ("own labels", False),
+    ],
+)
+def test_labels_of_trained_nodes_are_chosen_as_the_nodes_are(
+    choose: str, wrong: bool, tmp_path: Path
+) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.Adam(model.parameters())
+    nodes, labels = torch.randn(50, 4), torch.randint(0, 3, (50,))
+    train = torch.arange(20) if choose == "first rows" else torch.randperm(50)[:20]
+    chosen = torch.zeros(50, dtype=torch.bool).index_fill(0, train, True)
+    own = labels[train].repeat(2)  # other rows than the nodes
+
+    def program() -> None:
+        for _ in range(4):
+            logits = model(nodes)[chosen if choose == "mask" else train]
+            target = own[:20] if choose == "own labels" else labels[:20]
+            optimizer.zero_grad()
+            F.cross_entropy(logits, labels[train] if choose == "index" else target).backward()
+            optimizer.step()
+
+    assert ("mispaired_rows" in found(tmp_path, program)) is wrong

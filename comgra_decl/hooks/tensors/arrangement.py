@@ -8,6 +8,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from comgra_decl.hooks.pytree import gradient_function
+from comgra_decl.hooks.tensors.loss_calls import function_name, shape_of
+from comgra_decl.stats.support import is_readable
+
 _MOST_READ = 4096  # elements per tensor or column
 _MOST_COLUMNS = 32
 _LEAST_CODES = 6  # k codes are in the order of appearance by chance with probability 1 / k!
@@ -15,6 +19,8 @@ _LEAST_WIDTH = 8
 _MOST_IMAGES = 16
 _SPECIAL = 4  # codes such as padding and unknown, which may appear anywhere
 
+_CHOOSING = ("Index", "IndexSelect")
+_MOST_ROWS = 1 << 22
 Integers = NDArray[np.int64]
 
 
@@ -87,6 +93,38 @@ def paired_ends(tokens: torch.Tensor, target: torch.Tensor) -> dict[str, Any] | 
         "beyond": int((own > ends).sum()),
         "fits": could_be or bool((lengths_of_targets == lengths).all()),
     }
+
+
+def other_rows(prediction: torch.Tensor, target: torch.Tensor) -> int | None:
+    """Return how many rows of a prediction are compared with the target of another row.
+
+    Both are parts of tensors with as many rows: the prediction consists of rows chosen by an index,
+    `logits[train]`, and the target is a slice, `labels[:100]`.
+
+    Returns:
+        The number of such rows. None if this cannot be known, because the rows of one of them were
+        chosen otherwise.
+    """
+    node, base = gradient_function(prediction), target._base
+    if node is None or base is None or not len(target) or function_name(node) not in _CHOOSING:
+        return None
+    saved = getattr(node, "_raw_saved_indices", None) or (getattr(node, "_raw_saved_index", None),)
+    chosen = None if len(saved) != 1 or saved[0] is None else saved[0].data
+    before = shape_of(node.next_functions[0][0])
+    if not isinstance(chosen, torch.Tensor) or not before or len(base) != before[0]:
+        return None
+    plain = base.is_contiguous() and target.shape[1:] == base.shape[1:]
+    if not plain or chosen.numel() > _MOST_ROWS or not is_readable(chosen) or not base[0].numel():
+        return None
+    step = base.stride(0) or 1
+    first, by = target.storage_offset() - base.storage_offset(), target.stride(0)
+    if first % step or by % step:
+        return None
+    rows = chosen.nonzero()[:, 0] if chosen.dtype is torch.bool else chosen
+    if rows.dim() != 1 or len(rows) != len(target):
+        return None
+    of_target = torch.arange(len(target), device=rows.device) * (by // step) + first // step
+    return int((rows != of_target).sum())
 
 
 def interleaving(images: torch.Tensor) -> float | None:

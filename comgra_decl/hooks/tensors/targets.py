@@ -15,7 +15,7 @@ from comgra_decl.hooks.graph.lineage import storage_id
 from comgra_decl.hooks.limits import is_capturing
 from comgra_decl.hooks.other_threads import this_thread
 from comgra_decl.hooks.pytree import gradient_function, tensors_of
-from comgra_decl.hooks.tensors.arrangement import paired_ends
+from comgra_decl.hooks.tensors.arrangement import other_rows, paired_ends
 from comgra_decl.hooks.tensors.loss_calls import (
     form_of,
     likeness,
@@ -84,6 +84,7 @@ class Targets(modes.OwnMode):
         self._waiting: StepCapture | None = None  # the step to continue with
         self._graph: Provenance | None = None
         self._count = 0
+        self._chosen = 0  # number of predictions whose rows were compared with those of targets
         self._aligned = 0  # number of targets whose rows were compared with those of the tokens
         self._values = False
         self._inserted = False
@@ -280,6 +281,7 @@ class Targets(modes.OwnMode):
             self._see_detached(capture, func, given, target)
         if prediction is None or (number is None and declared is None):
             return
+        self._compare_rows(capture, prediction, target)
         at = len(capture.facts[LOSS_CALLS])
         read = at if self._read_prediction(capture, prediction, at) else None
         like = likeness(func, args, kwargs, prediction, target)
@@ -302,6 +304,19 @@ class Targets(modes.OwnMode):
                     self._facts.clear()
                 self._facts[key] = facts
         capture.facts[LOSS_CALLS].append(facts)
+
+    def _compare_rows(
+        self, capture: StepCapture, prediction: torch.Tensor, target: torch.Tensor
+    ) -> None:
+        """Store whether rows of a prediction are compared with the targets of other rows."""
+        if self._chosen >= _MOST_ALIGNED or is_capturing() or not target.dim():
+            return
+        self._chosen += 1
+        with quiet():
+            wrong = other_rows(prediction, target)
+        if wrong:
+            fact = {"kind": "other rows", "rows": len(target), "wrong": wrong}
+            capture.facts[TELLING].append(fact)
 
     def _see_detached(
         self, capture: StepCapture, func: Any, given: list[torch.Tensor], target: torch.Tensor

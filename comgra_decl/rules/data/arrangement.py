@@ -144,7 +144,26 @@ class MispairedRows(Rule):
                     evidence={"rows": rows, "beyond": beyond},
                 )
             ]
-        return self._of_lengths(scene)
+        return self._of_chosen(scene) or self._of_lengths(scene)
+
+    def _of_chosen(self, scene: Scene) -> list[Finding]:
+        """Judge predictions whose rows were chosen by an index."""
+        facts = scene.told("other rows")
+        if not facts:
+            return []
+        rows, wrong = facts[0]["rows"], facts[0]["wrong"]
+        return [
+            self.finding(
+                scene,
+                place=Place("target", "target"),
+                first_step=0,
+                message=f"The prediction consists of {rows} rows chosen by an index, but the "
+                f"target is a slice of the labels: {wrong} predictions are compared with the "
+                "labels of other rows.",
+                advice="Choose both by the same index: loss(logits[train], labels[train]).",
+                evidence={"rows": rows, "wrong": wrong},
+            )
+        ]
 
     def _of_lengths(self, scene: Scene) -> list[Finding]:
         """Judge the lengths that a CTC loss receives."""
