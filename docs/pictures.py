@@ -51,6 +51,7 @@ SECTIONS: dict[str, Address] = {  # for docs/viewer.md, at the size of a laptop 
     "viewer-overview": {**BUG, "section": "overview", "stat": "std"},
     "viewer-inspect": {**BUG, "section": "inspect"},
     "viewer-values": {**BUG, "section": "values"},
+    "viewer-data": {"run": "watermark/marked", "section": "data"},
     "viewer-compare": {**BUG, "section": "compare", "other": "tutorial/without-bug"},
     "viewer-runs": {**BUG, "section": "runs", "smoothing": "0.9", "node": "answer", "stat": "std"},
     "viewer-explore": {**BUG, "section": "explore", "stat": "std", "graph": "hidden"},

@@ -35,7 +35,7 @@ _HEIGHTS = {False: "clamp(206px, 34vh - 30px, 460px)", True: "clamp(328px, 34vh 
 _CLOSED = "42px"
 """Heights of the graph: for most networks, for long ones, and for its tools only."""
 
-_WITHOUT_GRAPH = frozenset({"runs", "kpis", "modules", "notes", "run", "views"})
+_WITHOUT_GRAPH = frozenset({"data", "runs", "kpis", "modules", "notes", "run", "views"})
 """Sections about the whole run, in which the graph is closed until the user opens it."""
 
 _KEYS = """

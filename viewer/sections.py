@@ -13,6 +13,7 @@ from comgra_decl.viewer.model.library import Library
 from comgra_decl.viewer.panes.attention import AttentionPane
 from comgra_decl.viewer.panes.base import Act, Pane, Shown
 from comgra_decl.viewer.panes.compare import ComparePane
+from comgra_decl.viewer.panes.data import DataPane
 from comgra_decl.viewer.panes.distribution import DistributionPane
 from comgra_decl.viewer.panes.figures import unit_range
 from comgra_decl.viewer.panes.findings import FindingsPane
@@ -167,6 +168,7 @@ def sections(
         "overview": Section(lambda: _overview(act)),
         "inspect": Section(lambda: _inspect(act)),
         "values": Section(lambda: _alone(SheetPane(act), _FILLED)),
+        "data": Section(lambda: _alone(DataPane(act), _PADDED)),
         "attention": Section(lambda: _alone(AttentionPane(act), "")),
         "pictures": Section(lambda: _alone(PicturesPane(act), _PADDED)),
         "compare": Section(lambda: _alone(ComparePane(act, runs), _FILLED)),

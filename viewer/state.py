@@ -15,6 +15,7 @@ SECTIONS = {
     "overview": "Overview",
     "inspect": "Inspect",
     "values": "Values",
+    "data": "Data",
     "attention": "Attention",
     "pictures": "Pictures",
     "compare": "Compare",

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from comgra_decl.experiments.data import Array, Drawn, channel_axis, summary
+from comgra_decl.experiments.data import Drawn
+from comgra_decl.query.batches import Array, channel_axis, summary
 
 _MOST_IMAGES = 64
 _LEAST_PIXELS = 4

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from comgra_decl.cli.main import main
-from comgra_decl.experiments.data import Drawn, drawing, summary
+from comgra_decl.experiments.data import Drawn, drawing
 from comgra_decl.experiments.data_page import page, png
+from comgra_decl.query.batches import summary
 from tests.support.programs import interpreter_kept
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.records import LOSS_CALLS, PROBE_PREFIX
+from comgra_decl.spec.probes import ImageSpec
 from comgra_decl.viewer.model.images import Image, as_bytes, flat, png, stretched
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView, Slot
@@ -69,7 +70,7 @@ def gallery(view: RunView, type_: str, step: int) -> tuple[Tile, ...]:
     for sample, label in enumerate(given):
         shown: dict[str, Any] = {}
         if inputs is not None and sample < len(inputs):
-            shown = _shown(view, type_, inputs[sample])
+            shown = drawn_input(view, inputs[sample], declared_image(view, type_))
         prediction, loss, measure = judged[sample] if sample < len(judged) else ("", None, "loss")
         name = "" if label is None else str(label)
         tiles.append(Tile(sample, name, prediction, loss, measure, **shown))
@@ -90,14 +91,23 @@ def _input(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
     return None
 
 
-def _shown(view: RunView, type_: str, value: NDArray[Any]) -> dict[str, Any]:
+def declared_image(view: RunView, type_: str) -> ImageSpec | None:
+    """Return how a probe says that its images were normalised; of training, what any probe says."""
+    probes = view.run.spec.probes
+    named = probes.get(type_.removeprefix(PROBE_PREFIX))
+    chosen = [named] if type_.startswith(PROBE_PREFIX) else [*probes.values()]
+    found = [probe.show.image for probe in chosen if probe is not None]
+    return next((image for image in found if image is not None), None)
+
+
+def drawn_input(view: RunView, value: NDArray[Any], declared: ImageSpec | None) -> dict[str, Any]:
     """Return the fields of a tile that show an input of one sample."""
     if value.ndim == 1 and value.dtype.kind in "iu":
         return {"text": _beginning(view, value)}
     channels = value[None] if value.ndim == 1 else value
     if channels.ndim == 2 and len(channels) <= 2 < channels.shape[1]:
         return {"waves": waves(np.asarray(channels, np.float64))}
-    photo = _photo(view, type_, value)
+    photo = _photo(value, declared)
     every = -(-max(photo.shape[:2]) // _SPRITE)
     small = np.ascontiguousarray(photo[every // 2 :: every, every // 2 :: every])
     return {"image": png(photo), "sprite": png(small)}
@@ -124,13 +134,11 @@ def waves(channels: Floats) -> tuple[Floats, ...]:
     return tuple(outlines)
 
 
-def _photo(view: RunView, type_: str, value: NDArray[Any]) -> Image:
+def _photo(value: NDArray[Any], declared: ImageSpec | None) -> Image:
     """Return an input as an image: a photo if the spec says how, or else its values in grey."""
     value = np.asarray(value, np.float64)
-    probe = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
-    declared = None if probe is None else probe.show.image
     if value.ndim == 3 and value.shape[0] in (1, 3):
-        if declared is not None:
+        if declared is not None and {len(declared.mean), len(declared.std)} <= {1, len(value)}:
             channels = (-1, 1, 1)
             value = value * np.reshape(declared.std, channels) + np.reshape(declared.mean, channels)
         else:

@@ -18,7 +18,7 @@ CSS = """
 .tile .text { display: block; font-size: 11px; line-height: 1.3; max-height: 72px;
   margin-bottom: 4px; overflow: hidden; overflow-wrap: anywhere; }
 .wave { display: block; margin-bottom: 4px; }
-.tile .wave path { stroke-width: 1; }
+.tile .wave path { fill: none; stroke: #3f6fd8; stroke-width: 1; }
 """
 
 
@@ -28,8 +28,14 @@ def gallery(found: Album) -> str:
     return f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
 
 
-def sample_tile(tile: Tile, chosen: bool) -> str:
-    """Return the button of a sample."""
+def sample_tile(tile: Tile, chosen: bool, *, send: str = "") -> str:
+    """Return the button of a sample.
+
+    Args:
+        tile: the sample.
+        chosen: whether the button is pressed.
+        send: what the button sends; by default, the number of the sample.
+    """
     image = f'<img src="{tile.image}" alt="">' if tile.image else ""
     image += f'<span class="text">{_e(tile.text)}</span>' if tile.text else ""
     image += _waves(tile) if tile.waves else ""
@@ -41,7 +47,7 @@ def sample_tile(tile: Tile, chosen: bool) -> str:
     if tile.loss is not None:
         lines.append(f"{tile.measure} {number(tile.loss, digits=3)}")
     return (
-        f'<button type="button" class="tile" data-send="sample:{tile.sample}" '
+        f'<button type="button" class="tile" data-send="{send or f"sample:{tile.sample}"}" '
         f'aria-pressed="{str(chosen).lower()}">{image}{"<br>".join(lines)}</button>'
     )
 

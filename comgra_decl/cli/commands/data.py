@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from comgra_decl.errors import Exit
 
 if TYPE_CHECKING:
-    from comgra_decl.experiments.data import Drawn, Summary
+    from comgra_decl.experiments.data import Drawn
+    from comgra_decl.query.batches import Summary
 
 PANEL = "Look"
 
@@ -88,7 +89,7 @@ def _show(drawn: Drawn, *, as_json: bool) -> None:
     from dataclasses import asdict
 
     from comgra_decl.cli.printing import print_json
-    from comgra_decl.experiments.data import summary
+    from comgra_decl.query.batches import summary
     from comgra_decl.terminal import console
 
     found = [
