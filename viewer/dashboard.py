@@ -21,6 +21,7 @@ from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other, other_of
 from comgra_decl.viewer.model.edge_paint import EFFECTS, painted_interventions
 from comgra_decl.viewer.model.findings import opening, painted_rule
+from comgra_decl.viewer.model.memory_use import MEMORY, has_memory
 from comgra_decl.viewer.model.partings import ended
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
@@ -125,9 +126,10 @@ class Dashboard:
         if "iteration" in wanted:
             self._iteration = at.iteration
         colour = wanted.get("colour", state.colour)
-        timed = (TIME,) if has_times(view) else ()
+        measured = (TIME,) if has_times(view) else ()
+        measured += (MEMORY,) if has_memory(view) else ()
         edges = (f"{EFFECTS}{name}" for name in painted_interventions(view))
-        painted = ("forward", DIFFERENCE, UNUSUAL, *timed, *edges, *view.gradient_passes())
+        painted = ("forward", DIFFERENCE, UNUSUAL, *measured, *edges, *view.gradient_passes())
         others = {
             "run": run,
             "revision": view.revision,

@@ -80,3 +80,42 @@ def memory_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
     if OTHER in table.index:
         held[OTHER] = table.loc[OTHER, "allocated"]
     return table.loc[held.sort_values(ascending=False, kind="stable").index]
+
+
+_TOTALS = ("parameters", "optimizer", "gradients", "activations", "other")
+
+
+def memory_steps(content: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Return what the whole model holds in each measured step; see `Run.memory`.
+
+    Raises:
+        UnknownNameError: it was not measured.
+    """
+    rows = pd.DataFrame(_totals_of(content)).set_index("step")
+    return rows.reindex(columns=[*_TOTALS]).astype(float)
+
+
+def memory_moments(content: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Return what each node holds at each moment of the fullest step; see `Run.memory`.
+
+    Raises:
+        UnknownNameError: it was not measured.
+    """
+    totals = _totals_of(content)
+    assert content is not None
+    moments = content["moments"]
+    changes = moments["changes"]
+    count = 1 + max((at for at, _, _ in changes), default=-1)
+    grown = np.zeros((count, len(moments["nodes"])), np.int64)
+    for at, node, size in changes:
+        grown[at, node] += size
+    index = pd.RangeIndex(count, name="moment")
+    table = pd.DataFrame(grown.cumsum(axis=0), index, moments["nodes"])
+    table.attrs["totals"] = next(each for each in totals if each["step"] == moments["step"])
+    return table
+
+
+def _totals_of(content: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    if content is None or not content.get("totals"):
+        raise UnknownNameError(_NO_MEMORY)
+    return [*content["totals"]]

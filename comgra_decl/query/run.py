@@ -29,7 +29,13 @@ from .circuits import Circuit, circuit_of
 from .display import from_viewer
 from .edge_effects import EdgeEffects, edge_effects_of
 from .effects import Effects, induction_table, tokens_of
-from .measured import memory_table, profile_steps, profile_table
+from .measured import (
+    memory_moments,
+    memory_steps,
+    memory_table,
+    profile_steps,
+    profile_table,
+)
 from .picture import Picture
 from .pictures import Pictures
 from .post_mortem import Ending, ending_of
@@ -220,7 +226,7 @@ class Run(RunFacts):
             raise UnknownNameError(f"by must be 'node' or 'step', got {shown(by)}{hint}")
         return tables[by](self.document(PROFILE))
 
-    def memory(self) -> pd.DataFrame:
+    def memory(self, *, by: str = "node") -> pd.DataFrame:
         """Return what holds the memory in the measured steps, in bytes, one row per node.
 
                       calls  activations  activations_self  peak  parameters  gradients  optimizer
@@ -242,10 +248,25 @@ class Run(RunFacts):
         `activations` would shrink if a checkpoint kept only the node's inputs and repeated its
         forward pass. With several measured steps, every number is the largest one.
 
+        With `by="step"`, the result has one row per measured step, with the totals of the model:
+        `parameters`, `optimizer`, `gradients` (at the end of the step), `activations` (the most at
+        any time) and `other` (NaN without a device).
+
+        With `by="moment"`, it has one row per change of the saved tensors in the step in which they
+        took up the most, and one column per node, in the order in which they first saved a tensor:
+        the bytes that autograd holds for the node, without nodes within it. At first they grow (the
+        forward pass), then they shrink (the backward pass). `attrs["totals"]` contains the totals
+        of that step, and `gradients_before`, the gradients before its first model call.
+
         Raises:
-            UnknownNameError: the memory was not measured; the message says how to do so.
+            UnknownNameError: `by` is not one of these, or the memory was not measured; the message
+                says how to do so.
         """
-        return memory_table(self.document(MEMORY))
+        tables = {"node": memory_table, "step": memory_steps, "moment": memory_moments}
+        if not is_one_of(by, tables):
+            hint = did_you_mean(by, tables)
+            raise UnknownNameError(f"by must be 'node', 'step' or 'moment', got {shown(by)}{hint}")
+        return tables[by](self.document(MEMORY))
 
     def experiments(self) -> list[NotedCheck]:
         """Return the verdicts of experiments with the script that are stored next to the run.

@@ -88,6 +88,38 @@ def test_parameters_gradients_and_states_are_those_of_the_model(run: Run) -> Non
         assert table.loc[node, "optimizer"] == 2 * size + 4 * count  # Adam, with its step numbers
 
 
+def test_saved_tensors_are_followed_through_the_step(run: Run) -> None:
+    model, table = Net(), run.memory(by="moment")
+    expected = saved_by(lambda: model(torch.randn(BATCH, 16)), model)
+    held = table.sum(axis=1)
+    assert held.max() == expected
+    assert (held.iloc[-1], table.to_numpy().min()) == (0, 0), "the backward pass releases all"
+    peak = int(held.to_numpy().argmax())
+    assert held.iloc[: peak + 1].is_monotonic_increasing
+    assert held.iloc[peak:].is_monotonic_decreasing
+    own = run.memory()["activations_self"]
+    assert table.max().to_dict() == own[own > 0].to_dict()
+    assert [*table.columns] == ["first", "block.twice", "block", "head"]
+
+
+def test_each_measured_step_has_its_totals(tmp_path: Path) -> None:
+    run = traced(tmp_path, program, **{**SPEC, "memory": {"steps": [3, 5]}})
+    table, model = run.memory(by="step"), Net()
+    assert [*table.index] == [3, 4, 5]
+    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert (table["parameters"] == size).all()
+    assert (table["gradients"] == size).all()
+    assert (table["activations"] == run.memory().loc["Net", "peak"]).all()
+    assert table["other"].isna().all(), "there is no device"
+    totals = run.memory(by="moment").attrs["totals"]
+    assert totals["gradients_before"] in (0, size)
+
+
+def test_unknown_tables_are_refused(run: Run) -> None:
+    with pytest.raises(UnknownNameError, match="'node', 'step' or 'moment', got 'steps'"):
+        run.memory(by="steps")
+
+
 def test_the_measured_step_is_not_recorded(run: Run) -> None:
     assert [*run.steps] == [step for step in range(10) if step != STEP]
     assert run.damage == []

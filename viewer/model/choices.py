@@ -9,6 +9,7 @@ from comgra_decl.viewer.model.catalogue import RunEntry
 from comgra_decl.viewer.model.edge_paint import EFFECTS, painted_interventions
 from comgra_decl.viewer.model.findings import RULE, painted_rule, rule_label, rules_of
 from comgra_decl.viewer.model.labels import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
+from comgra_decl.viewer.model.memory_use import MEMORY, has_memory
 from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
@@ -167,6 +168,7 @@ def _colours(view: RunView, colour: str) -> Field:
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
     options += [Option(name, name) for name in ("difference", "findings", UNUSUAL)]
     options += [Option(TIME, TIME)] if has_times(view) else []
+    options += [Option(MEMORY, MEMORY)] if has_memory(view) else []
     rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
     options += [Option(f"{RULE}{rule}", rule_label(rule), "findings of a rule") for rule in rules]
     options += [

@@ -27,7 +27,6 @@ from comgra_decl.viewer.model.series import Curve, curve, smoothed
 from comgra_decl.viewer.model.sheet import Tensor
 from comgra_decl.viewer.model.statistics import Cell, sample_table, statistics_table
 from comgra_decl.viewer.model.takeaway import written
-from comgra_decl.viewer.model.time_use import PHASES, phases
 from comgra_decl.viewer.model.verdicts import found
 
 _ALL = sys.maxsize
@@ -137,11 +136,10 @@ def kpi_csv(view: RunView, title: str) -> bytes:
     return written(["type", "step", title], lines)
 
 
-def phases_csv(view: RunView) -> bytes:
-    """Return one line per profiled step with the milliseconds of each phase."""
-    table = phases(view)
-    rows = () if table is None else table.iterrows()
-    return written(["step", *PHASES], ([str(step), *map(str, row)] for step, row in rows))
+def stack_csv(table: pd.DataFrame) -> bytes:
+    """Return one line per step or moment with each part of a stack."""
+    heads = [str(table.index.name), *map(str, table)]
+    return written(heads, ([str(at), *map(str, row)] for at, row in table.iterrows()))
 
 
 def overlay_csv(view: RunView, slot: Slot | None, other: Other, at: Selection) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,26 @@ def paint_of(
     longest = max(times.values(), default=0.0) or 1.0
     paint: dict[str, dict[str, Any]] = {}
     for box, members in boxes:
-        known = [times[name] for name in members if name in times]
-        if known:
-            time = times.get(members[0], sum(known))
+        time = size_of_box(members, times)
+        if time is not None:
             fill = colour_at(min(time / longest, 1.0))
             paint[box] = {"fill": fill, "text": f"{number(time)} ms", "hatched": False}
     return paint, _legend(longest, where)
+
+
+def size_of_box(members: tuple[str, ...], sizes: Mapping[str, float]) -> float | None:
+    """Return the size of a box: that of its own module, or the sum over its nodes; None if unknown.
+
+    Args:
+        members: The nodes in the box, its own module first.
+        sizes: The size of each node, including modules within it.
+    """
+    known = [sizes[name] for name in members if name in sizes]
+    first = members[0]
+    within = all(name.startswith(f"{first}.") for name in members[1:])
+    if first in sizes and within:
+        return sizes[first]
+    return sum(known) if known else None
 
 
 def _times(view: RunView) -> tuple[dict[str, float], str]:

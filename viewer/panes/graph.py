@@ -16,7 +16,7 @@ from comgra_decl.viewer.graph.layout import (
     expansion_for,
     node_of,
 )
-from comgra_decl.viewer.model import compare, edge_paint, time_use, unusual
+from comgra_decl.viewer.model import compare, edge_paint, memory_use, time_use, unusual
 from comgra_decl.viewer.model.between import between_of, boxes_of
 from comgra_decl.viewer.model.findings import paint_of, painted_rule
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of, loose_of
@@ -108,6 +108,10 @@ class GraphPane(Pane):
             )  # fmt: skip
         elif shown.colour == time_use.TIME:
             changes["heat"], changes["legend"] = time_use.paint_of(
+                shown.view, ((box.id, box.members) for box in self._scene.boxes)
+            )
+        elif shown.colour == memory_use.MEMORY:
+            changes["heat"], changes["legend"] = memory_use.paint_of(
                 shown.view, ((box.id, box.members) for box in self._scene.boxes)
             )
         elif shown.colour != "kind":

@@ -1,25 +1,28 @@
-"""Losses and KPIs over training, and the time of the profiled steps."""
+"""Losses and KPIs over training, and the time and memory of the measured steps."""
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import Any, ClassVar
 
 import pandas as pd
 import panel as pn
-from bokeh.models import ColumnDataSource, VBar
+from bokeh.models import ColumnDataSource
 from bokeh.models.annotations import LegendItem
 
 from comgra_decl.viewer.model.kpis import Chart, charts
-from comgra_decl.viewer.model.numbers import number
+from comgra_decl.viewer.model.memory_use import ACTIVATIONS, memory_moments, memory_steps
+from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.series import extent
-from comgra_decl.viewer.model.tables import kpi_csv, phases_csv
-from comgra_decl.viewer.model.time_use import PHASES, phases
+from comgra_decl.viewer.model.tables import kpi_csv, stack_csv
+from comgra_decl.viewer.model.time_use import phases
 from comgra_decl.viewer.palette import BLUE, GREY, LINES, ORANGE
 from comgra_decl.viewer.panes.base import Act, Exhibit, Pane, Shown, html_view
-from comgra_decl.viewer.panes.figures import Frame, legend, plainly, unit_range
+from comgra_decl.viewer.panes.figures import Frame, legend, unit_range
 from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
+from comgra_decl.viewer.panes.stacks import StackFigure
 from comgra_decl.visible import visible
 
 _EMPTY = (
@@ -38,9 +41,14 @@ _FEW = 300
 TIMES = "time per profiled step (ms)"
 """Title of the figure with the time of each phase."""
 
-_COLOURS = dict(zip(PHASES, (LINES[3], BLUE, ORANGE, LINES[2], GREY), strict=True))
-_FEWEST = 4  # width of the figure in steps; a single bar should not fill it
-_ABOVE = 1.2  # height of the figure, relative to the highest bar: the legend is above it
+STEPS = "memory per measured step (MB)"
+"""Title of the figure with what the memory contains in each step."""
+
+MOMENTS = "memory over step {} (MB)"
+"""Title of the figure with what the memory contains at each moment of a step."""
+
+_PHASES = (LINES[3], BLUE, ORANGE, LINES[2], GREY)
+_MEMORY = {"parameters": BLUE, "optimizer": LINES[2], "gradients": ORANGE, ACTIVATIONS: LINES[3]}
 
 _GRID = """
 :host {
@@ -54,8 +62,9 @@ _GRID = """
 class KpisPane(Pane):
     """One figure per KPI with one line per step type. A click jumps to that step.
 
-    If the run has a profile, another figure has one bar per profiled step, split into phases. Shows
-    at most `most` figures, losses first.
+    If the run has a profile, another figure has one bar per profiled step, split into phases. If
+    memory was measured, two figures have one bar per step and one per moment of a step. Shows at
+    most `most` figures, losses first.
     """
 
     reads: ClassVar = frozenset({"run", "revision", "type", "step", "scale"})
@@ -67,7 +76,7 @@ class KpisPane(Pane):
     def build(self) -> Any:
         """Create an empty grid. Figures are added once there are KPIs."""
         self._figures: dict[str, _KpiFigure] = {}
-        self._times: _TimesFigure | None = None
+        self._stacks: dict[str, StackFigure] = {}
         self._x_range = unit_range()
         self._drawn: object = None
         self._empty = html_view()
@@ -82,17 +91,13 @@ class KpisPane(Pane):
             Exhibit(drawn.frame.figure, name, partial(self._csv, name))
             for name, drawn in self._figures.items()
         ]
-        if self._times is not None:
-            found.append(Exhibit(self._times.frame.figure, TIMES, self._phases_csv))
+        for title, drawn in self._stacks.items():
+            found.append(Exhibit(drawn.frame.figure, title, partial(stack_csv, drawn.table)))
         return found
 
     def _csv(self, name: str) -> bytes:
         assert self._shown is not None
         return kpi_csv(self._shown.view, name)
-
-    def _phases_csv(self) -> bytes:
-        assert self._shown is not None
-        return phases_csv(self._shown.view)
 
     def update(self, shown: Shown) -> None:
         """Redraw the lines if there are new records. Always moves the step markers."""
@@ -107,17 +112,13 @@ class KpisPane(Pane):
             drawn.frame.mark_step(shown.at.step)
 
     def _draw(self, known: tuple[Chart, ...], shown: Shown, *, log: bool) -> None:
-        times = phases(shown.view) if self._most is None else None
-        if times is None:
-            self._times = None
-        else:
-            self._times = self._times or _TimesFigure()
-            self._times.draw(times)
+        if self._most is None:
+            self._stack(shown.view)
         names = [chart.title for chart in known]
         if names != list(self._figures):
             self._figures = {name: self._figures.get(name) or self._figure(name) for name in names}
         panels = [drawn.panel for drawn in self._figures.values()]
-        panels += [] if self._times is None else [self._times.panel]
+        panels += [drawn.panel for drawn in self._stacks.values()]
         self._empty.visible = not panels
         self._grid.visible = bool(panels)
         if panels != self._grid.objects:
@@ -125,6 +126,24 @@ class KpisPane(Pane):
         steps = extent(*(line.steps for chart in known for line in chart.lines))
         for chart in known:
             self._figures[chart.title].draw(chart, steps, log)
+
+    def _stack(self, view: RunView) -> None:
+        """Draw the figures of what was measured in some steps."""
+        tables = {TIMES: phases(view), STEPS: memory_steps(view)}
+        moments = memory_moments(view)
+        if moments is not None:
+            tables[MOMENTS.format(moments[0])] = moments[1]
+        before, self._stacks = self._stacks, {}
+        for title, table in tables.items():
+            if table is None or table.empty:
+                continue
+            drawn = before.get(title)
+            if drawn is None or [*drawn.table] != [*table]:
+                colours = dict(zip(table, _colours(title, table), strict=True))
+                words = ("phase", "time") if title == TIMES else ("part", "size")
+                drawn = StackFigure(title, colours, (str(table.index.name), *words))
+            drawn.draw(table, "ms" if title == TIMES else "MB")
+            self._stacks[title] = drawn
 
     def _figure(self, name: str) -> _KpiFigure:
         made = _KpiFigure(name, self._x_range, self._jump)
@@ -181,42 +200,9 @@ class _KpiFigure:
         return self._lines[label]
 
 
-class _TimesFigure:
-    """One bar per profiled step, split into phases."""
-
-    def __init__(self) -> None:
-        rows = [Row(name, f"@{name}", "text") for name in ("phase", "time", "share")]
-        self.frame = Frame(tooltips=[STEP, *rows])
-        self.frame.title = TIMES
-        self.panel = self.frame.pane()
-        self._sources = {phase: ColumnDataSource() for phase in PHASES}
-        bars = [plainly(self.frame.figure, _bar(phase), self._sources[phase]) for phase in PHASES]
-        self.frame.hover.tool.update(renderers=bars)
-        items = [
-            LegendItem(label=phase, renderers=[bar])
-            for phase, bar in zip(PHASES, bars, strict=True)
-        ]
-        self.frame.figure.add_layout(legend(items))
-
-    def draw(self, times: pd.DataFrame) -> None:
-        """Draw the bars; `times` contains milliseconds, one row per step."""
-        steps = [*map(int, times.index)]
-        tops, totals = times.cumsum(axis=1), times.sum(axis=1)
-        for phase, source in self._sources.items():
-            known = times[phase]
-            source.data = {
-                "x": steps,
-                "bottom": [*(tops[phase] - known)],
-                "top": [*tops[phase]],
-                "phase": [phase] * len(steps),
-                "time": [f"{number(value)} ms" for value in known],
-                "share": [f"{value:.1%}" for value in known / totals],
-            }
-        middle, half = (steps[0] + steps[-1]) / 2, max(steps[-1] - steps[0] + 1, _FEWEST) / 2
-        self.frame.show(x=(middle - half, middle + half), y=(0.0, _ABOVE * float(totals.max())))
-
-
-def _bar(phase: str) -> VBar:
-    return VBar(
-        x="x", bottom="bottom", top="top", width=0.8, fill_color=_COLOURS[phase], line_color=None
-    )
+def _colours(title: str, table: pd.DataFrame) -> list[str]:
+    """Return a colour for each part of a stack; activations of nodes have their own."""
+    if title == TIMES:
+        return [*_PHASES]
+    further = itertools.cycle(LINES[3:])
+    return [_MEMORY.get(name) or next(further) for name in table]

@@ -50,6 +50,10 @@ _REFUSED = (
 )
 
 
+_MOST_MOMENTS = 400
+"""Most moments of a step that are kept; more are joined, several at a time."""
+
+
 class _Entered(NamedTuple):
     """A module call; the device's allocated memory when it began is None without a device."""
 
@@ -83,6 +87,9 @@ class MemoryUse(Measurement):
         self._threads = Threads(self._known_threads, self._together)
         self._weights: set[int] = set()  # storages of parameters and buffers
         self._rows: dict[str, dict[str, int]] = {}
+        self._totals: list[dict[str, int]] = []
+        self._fullest = 0, list[tuple[int, int]]()
+        self._gradients_before: int | None = None
         self._device = 0
         self._beyond: int | None = None
         self._optimizers: dict[int, Any] = {}
@@ -106,27 +113,30 @@ class MemoryUse(Measurement):
                 self._calls.install()
         self._steps.append(step)
         self._step = StepUse()
+        self._gradients_before = None
         self._optimizers.clear()
 
     def end(self, step: int) -> None:
         """Handle the end of a measured step."""
         with self._together:
+            self._step.subtract()
             for number, held in self._step.held.items():
                 known = vars(self._most.get(number, Held()))
                 largest = {name: max(size, known[name]) for name, size in vars(held).items()}
                 self._most[number] = Held(**largest)
-        self._take_stock()
+        self._sum_up(step, self._take_stock())
         if step >= self.last:
             self.finish()
 
     def finish(self) -> None:
         """Stop, and pass on what was measured."""
         rows = [*self._document()] if self._rows or self._most else []
+        moments = self._moments()
         self._stop()
         if rows:
             exact = _allocated() is not None  # whether there is a device
             content = {"rows": rows, "steps": self._steps, "exact": exact, "device": self._device}
-            self._around.tell(MEMORY, content)
+            self._around.tell(MEMORY, {**content, "totals": self._totals, "moments": moments})
 
     def _stop(self) -> None:
         if not self._running:
@@ -161,6 +171,7 @@ class MemoryUse(Measurement):
             here.called.clear()
             if call.gradients:
                 self._push(here)
+                self._note_gradients()
         here.stack.append(number)
         here.called.add(number)
         with self._together:
@@ -252,8 +263,50 @@ class MemoryUse(Measurement):
             yield from model.parameters()
             yield from model.buffers()
 
-    def _take_stock(self) -> None:
-        """Read the sizes of parameters, gradients and optimizer states after a step."""
+    def _note_gradients(self) -> None:
+        """Note the size of the gradients before the first model call of a step."""
+        if self._gradients_before is None:
+            kept = (tensor.grad for tensor in self._own_tensors() if tensor.is_leaf)
+            self._gradients_before = sum(_size(grad) for grad in kept if grad is not None)
+
+    def _sum_up(self, step: int, total: dict[str, int]) -> None:
+        """Keep the totals of a step, and the changes within the fullest one."""
+        held = most = 0
+        for _, size in self._step.changes:
+            held += size
+            most = max(most, held)
+        if most >= self._fullest[0]:
+            self._fullest = most, self._step.changes
+        before = self._gradients_before or 0
+        self._totals.append({"step": step, "activations": most, "gradients_before": before} | total)
+
+    def _moments(self) -> dict[str, Any]:
+        """Return how the activations change within the fullest step.
+
+        `nodes` are names; `changes` are triples: the number of a moment, the place in `nodes`, and
+        by how many bytes its saved tensors grow or shrink.
+        """
+        peak, changes = self._fullest
+        names = self._calls.names(self._around.place()) if changes else []
+        nodes: dict[str, int] = {}
+        every = -(-len(changes) // _MOST_MOMENTS)
+        joined: dict[tuple[int, int], int] = {}
+        for i, (number, size) in enumerate(changes):
+            key = i // every, nodes.setdefault(names[number], len(nodes))
+            joined[key] = joined.get(key, 0) + size
+        totals = [total["step"] for total in self._totals if total["activations"] == peak]
+        return {
+            "step": totals[-1] if totals else None,
+            "nodes": [*nodes],
+            "changes": [[*key, size] for key, size in joined.items()],
+        }
+
+    def _take_stock(self) -> dict[str, int]:
+        """Read the sizes of parameters, gradients and optimizer states after a step.
+
+        Returns the sum of each, and on a device what is left.
+        """
+        total = {"parameters": 0, "gradients": 0, "optimizer": 0}
         names, rows = Names(self._around.place().naming), self._rows
         rows.clear()
         owners: dict[int, list[str]] = {}
@@ -268,18 +321,24 @@ class MemoryUse(Measurement):
                         sizes = {"parameters": _size(tensor)}
                         sizes["gradients"] = 0 if gradient is None else _size(gradient)
                         self._add(chain, sizes)
+                        for name, size in sizes.items():
+                            total[name] += size
                         known += [tensor] if gradient is None else [tensor, gradient]
         for optimizer in self._optimizers.values():
             for parameter, state in [*optimizer.state.items()]:
                 states = [tensor for _, tensor in tensors_in(state)]
                 chain = owners.get(id(parameter), [PROGRAM])
-                self._add(chain, {"optimizer": sum(map(_size, states))})
+                size = sum(map(_size, states))
+                self._add(chain, {"optimizer": size})
+                total["optimizer"] += size
                 known += states
         self._device = max(self._device, _allocated() or 0)
         requested = _requested()
         if requested is not None:
             rest = max(requested - _on_devices(known), 0)
             self._beyond = max(self._beyond or 0, rest)
+            total["other"] = rest
+        return total
 
     def _add(self, chain: list[str], sizes: dict[str, int]) -> None:
         for node in dict.fromkeys(chain):

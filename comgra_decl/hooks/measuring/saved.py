@@ -60,12 +60,15 @@ class StepUse:
         held: what each module holds, by its number.
         live: the bytes that are saved now, by the number of the module.
         storages: the storages of saved tensors, by address.
+        changes: how much the saved bytes of a module itself grew or shrank, in order of time, as
+            its number and bytes; changes of the same module that follow each other are one.
         dropped: those whose saved tensors were dropped since the last call of `subtract`.
     """
 
     held: dict[int, Held] = field(default_factory=dict)
     live: dict[int, int] = field(default_factory=dict)
     storages: dict[int, Storage] = field(default_factory=dict)
+    changes: list[tuple[int, int]] = field(default_factory=list)
     dropped: deque[Storage] = field(default_factory=deque)
 
     def of(self, number: int) -> Held:
@@ -90,6 +93,14 @@ class StepUse:
         if storage.chain:
             innermost = self.of(storage.chain[-1])
             innermost.activations_self += storage.size
+            self._change(storage.chain[-1], storage.size)
+
+    def _change(self, number: int, size: int) -> None:
+        last, known = self.changes[-1] if self.changes else (-1, 0)
+        if last == number and (known > 0) == (size > 0):
+            self.changes[-1] = number, known + size
+        else:
+            self.changes.append((number, size))
 
     def subtract(self) -> None:
         """Subtract what autograd has dropped since the last call."""
@@ -99,6 +110,8 @@ class StepUse:
             if not storage.holders:
                 for number in storage.chain:
                     self.live[number] -= storage.size
+                if storage.chain:
+                    self._change(storage.chain[-1], -storage.size)
 
 
 class Saved:
