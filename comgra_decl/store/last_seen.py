@@ -28,12 +28,18 @@ _LARGEST = 1 << 53
 def write_last_seen(folder: Path, facts: dict[str, Any]) -> None:
     """Replace the file; facts that are not numbers are left out.
 
+    The content is on disk before it replaces the previous one, so that one of the two is there
+    after a power failure.
+
     Raises:
         OSError: the file cannot be written.
     """
     content = {name: facts[name] for name in _NUMBERS if facts.get(name) is not None}
     draft = folder / f"{FILE}.{os.getpid()}"
-    draft.write_text(json.dumps(content), encoding="utf-8")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content))
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(folder / FILE)
 
 

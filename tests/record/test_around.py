@@ -30,7 +30,7 @@ from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
 from comgra_decl.rules.resources.input_bound import StalledStep
-from comgra_decl.store.last_seen import FILE, last_seen
+from comgra_decl.store.last_seen import FILE, last_seen, write_last_seen
 from tests.rules.tape import Tape
 from tests.support.forked import Program
 
@@ -779,6 +779,23 @@ def test_a_killed_process_leaves_the_step_and_memory_it_was_last_seen_with(tmp_p
     assert kept is not None
     assert kept["step"] >= seen["step"]
     assert any("the process uses" in line for line in ending.parts[0][1])
+
+
+def test_what_is_last_seen_is_on_disk_before_it_replaces_what_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_last_seen(tmp_path, {"time": 1.0, "step": 3})
+    flushed: list[str] = []
+
+    def power_fails(number: int) -> None:
+        flushed.append(Path(os.readlink(f"/proc/self/fd/{number}")).read_text())
+        raise OSError("the power failed")
+
+    monkeypatch.setattr(os, "fsync", power_fails)
+    with pytest.raises(OSError, match="power"):
+        write_last_seen(tmp_path, {"time": 2.0, "step": 4})
+    assert [json.loads(text) for text in flushed] == [{"time": 2.0, "step": 4}]
+    assert last_seen(tmp_path) == {"time": 1.0, "step": 3}
 
 
 def test_a_finished_run_leaves_no_such_file(tmp_path: Path) -> None:
