@@ -126,8 +126,8 @@ class Dashboard:
         if "iteration" in wanted:
             self._iteration = at.iteration
         colour = wanted.get("colour", state.colour)
-        measured = (TIME,) if has_times(view) else ()
-        measured += (MEMORY,) if has_memory(view) else ()
+        known = {TIME: has_times(view), MEMORY: has_memory(view)}
+        measured = (name for name, there in known.items() if there)
         edges = (f"{EFFECTS}{name}" for name in painted_interventions(view))
         painted = ("forward", DIFFERENCE, UNUSUAL, *measured, *edges, *view.gradient_passes())
         others = {

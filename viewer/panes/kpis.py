@@ -139,7 +139,7 @@ class KpisPane(Pane):
                 continue
             drawn = before.get(title)
             if drawn is None or [*drawn.table] != [*table]:
-                colours = dict(zip(table, _colours(title, table), strict=True))
+                colours = _colours(title, table)
                 words = ("phase", "time") if title == TIMES else ("part", "size")
                 drawn = StackFigure(title, colours, (str(table.index.name), *words))
             drawn.draw(table, "ms" if title == TIMES else "MB")
@@ -200,9 +200,10 @@ class _KpiFigure:
         return self._lines[label]
 
 
-def _colours(title: str, table: pd.DataFrame) -> list[str]:
+def _colours(title: str, table: pd.DataFrame) -> dict[str, str]:
     """Return a colour for each part of a stack; activations of nodes have their own."""
+    parts = [*map(str, table)]
     if title == TIMES:
-        return [*_PHASES]
+        return dict(zip(parts, _PHASES, strict=True))
     further = itertools.cycle(LINES[3:])
-    return [_MEMORY.get(name) or next(further) for name in table]
+    return {part: _MEMORY.get(part) or next(further) for part in parts}

@@ -57,7 +57,7 @@ def test_gradients_grow_while_activations_are_released(folder: Path) -> None:
     assert parts["gradients"].iloc[peak] == before
     assert parts["gradients"].iloc[-1] == pytest.approx(totals["gradients"])
     assert parts["gradients"].is_monotonic_increasing
-    saved = parts[[name for name in parts if name.startswith("activations")]].sum(axis=1)
+    saved = parts[[name for name in map(str, parts) if name.startswith("activations")]].sum(axis=1)
     assert saved.max() == pytest.approx(totals["activations"])
 
 
