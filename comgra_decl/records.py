@@ -289,6 +289,9 @@ STALLED = "stalled"
 PROFILE = "profile"
 """Name of the document that contains what each node used in the profiled steps."""
 
+MODULE_TIMES = "module_times"
+"""Name of the document with the forward times of modules in steps that were timed."""
+
 MEMORY = "memory"
 """Name of the document that contains what each node held in the measured steps."""
 

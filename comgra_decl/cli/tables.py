@@ -273,6 +273,15 @@ def profile_table(profile: pd.DataFrame) -> Table:
     return table
 
 
+def times_table(times: pd.DataFrame) -> Table:
+    """Return the forward time of nodes; times in milliseconds."""
+    table = _numbers("node", "calls", "including modules within", "excluding them", "share")
+    for node, row in times.iterrows():
+        cells = (f"{row[name]:.3f}" for name in ("forward_ms", "forward_self_ms"))
+        table.add_row(_name(str(node)), f"{row['calls']:.3g}", *cells, f"{row['share']:.1%}")
+    return table
+
+
 def memory_table(memory: pd.DataFrame) -> Table:
     """Return what nodes hold, in megabytes."""
     columns = ["activations", "activations_self", "peak", "parameters", "gradients", "optimizer"]

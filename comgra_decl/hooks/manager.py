@@ -25,6 +25,7 @@ from comgra_decl.hooks.hook_lists import Placed, after_steps, tidy
 from comgra_decl.hooks.limits import Captures
 from comgra_decl.hooks.listener import Listener
 from comgra_decl.hooks.measuring.measured import Measured, Measurement, Surroundings
+from comgra_decl.hooks.measuring.module_times import ModuleTimes
 from comgra_decl.hooks.module_tree import Owners
 from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
@@ -140,11 +141,13 @@ class HookManager:
             together=together,
             on_fault=fault,
         )
+        self._around = Surroundings(reporter.attach, reporter.warn, self.place)
         self._automatic = AutomaticMetrics(
             wanted=spec.kpis.automatic and scalars is not None,
             scalars=self._scalars,
             optimizers=self._optimizers,
             losses=self._losses,
+            modules=ModuleTimes(self._around, on_fault=fault),
             on_fault=fault,
         )
         measurements = self._measurements(spec)
@@ -282,15 +285,14 @@ class HookManager:
     def _measurements(self, spec: Spec) -> list[Measurement]:
         """Return what the spec asks to measure."""
         found: list[Measurement] = []
-        around = Surroundings(self._reporter.attach, self._reporter.warn, self.place)
         if spec.profile is not None:
             from comgra_decl.hooks.measuring.profiling import Profiling
 
-            found.append(Profiling(spec.profile.steps, around, losses=self._losses))
+            found.append(Profiling(spec.profile.steps, self._around, losses=self._losses))
         if spec.memory is not None:
             from comgra_decl.hooks.measuring.memory import MemoryUse
 
-            found.append(MemoryUse(spec.memory.steps, around))
+            found.append(MemoryUse(spec.memory.steps, self._around))
         return found
 
     def _new_lane(self, thread: int, *, saying: Saying | None = None) -> Lane:
@@ -517,6 +519,7 @@ class HookManager:
     @guarded
     def _finish(self) -> None:
         """Close the records and measurements in progress."""
+        self._automatic.finish()
         if self._measured is not None:
             self._measured.finish()
         lanes, turns = self._lanes, self._turns

@@ -57,6 +57,31 @@ def _present(content: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return content
 
 
+_NO_TIMES = (
+    "this run has no times of modules: they are measured in steps that are not recorded, from the "
+    "first second on, unless code is compiled or the spec has `kpis: {automatic: false}`"
+)
+
+
+def times_table(content: Mapping[str, Any] | None) -> pd.DataFrame:
+    """Return the forward time of each node; see `Run.module_times`.
+
+    Raises:
+        UnknownNameError: nothing was timed.
+    """
+    if content is None or not content["rows"] or content["steps"] < 1:
+        raise UnknownNameError(_NO_TIMES)
+    rows = pd.DataFrame(content["rows"]).set_index("node")
+    steps = content["steps"]
+    table = pd.DataFrame({"calls": rows["calls"] / steps}, rows.index)
+    table["forward_ms"] = rows["time"] * (1000 / steps)
+    table["forward_self_ms"] = rows["self"] * (1000 / steps)
+    whole = table["forward_self_ms"].sum()
+    table["share"] = table["forward_ms"] / whole if whole > 0 else np.nan
+    table.attrs["steps"] = steps
+    return table.sort_values("share", ascending=False, kind="stable")
+
+
 _NO_MEMORY = (
     "this run has no memory measurement. To create one, name a step in the spec: `memory: {steps: "
     "10}`"
@@ -103,19 +128,30 @@ def memory_moments(content: Mapping[str, Any] | None) -> pd.DataFrame:
     """
     totals = _totals_of(content)
     assert content is not None
-    moments = content["moments"]
-    changes = moments["changes"]
-    count = 1 + max((at for at, _, _ in changes), default=-1)
-    grown = np.zeros((count, len(moments["nodes"])), np.int64)
+    nodes, changes = content["moments"]["nodes"], content["moments"]["changes"]
+    count = 1 + max((change[0] for change in changes), default=-1)
+    grown = np.zeros((count, len(nodes)), np.int64)
     for at, node, size in changes:
         grown[at, node] += size
-    index = pd.RangeIndex(count, name="moment")
-    table = pd.DataFrame(grown.cumsum(axis=0), index, moments["nodes"])
-    table.attrs["totals"] = next(each for each in totals if each["step"] == moments["step"])
+    table = pd.DataFrame(grown.cumsum(axis=0), pd.RangeIndex(count, name="moment"), nodes)
+    step = content["moments"]["step"]
+    table.attrs["totals"] = next((each for each in totals if each["step"] == step), totals[-1])
     return table
 
 
 def _totals_of(content: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    if content is None or not content.get("totals"):
+    """Return the totals of each measured step; older runs have none."""
+    if content is None or not content.get("totals") or not _is_sound(content.get("moments")):
         raise UnknownNameError(_NO_MEMORY)
     return [*content["totals"]]
+
+
+def _is_sound(moments: Mapping[str, Any] | None) -> bool:
+    """Return whether the changes within a step name existing nodes and a plausible moment."""
+    if moments is None:
+        return False
+    nodes = len(moments["nodes"])
+    return all(
+        len(change) == 3 and 0 <= change[0] < len(moments["changes"]) and 0 <= change[1] < nodes
+        for change in moments["changes"]
+    )

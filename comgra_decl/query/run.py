@@ -14,7 +14,7 @@ from comgra_decl.bins import Spacing
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.pictures import layouts
 from comgra_decl.pictures.cloud import Basis
-from comgra_decl.records import AUTOMATIC, MEMORY, PROFILE, Structure
+from comgra_decl.records import AUTOMATIC, MEMORY, MODULE_TIMES, PROFILE, Structure
 from comgra_decl.spec.probes import probe_type
 from comgra_decl.store.checks import NotedCheck
 from comgra_decl.store.parts import Part
@@ -35,6 +35,7 @@ from .measured import (
     memory_table,
     profile_steps,
     profile_table,
+    times_table,
 )
 from .picture import Picture
 from .pictures import Pictures
@@ -225,6 +226,25 @@ class Run(RunFacts):
             hint = did_you_mean(by, tables)
             raise UnknownNameError(f"by must be 'node' or 'step', got {shown(by)}{hint}")
         return tables[by](self.document(PROFILE))
+
+    def module_times(self) -> pd.DataFrame:
+        """Return the time of each node's forward pass, measured without a profiler.
+
+                      calls  forward_ms  forward_self_ms  share
+            node
+            Net         1.0        1.92             0.11  1.000
+            block       2.0        1.10             1.10  0.573
+
+        All numbers are means over a few training steps that were neither recorded nor profiled, by
+        the host's clock; `attrs["steps"]` is the number of these steps. `forward_ms` includes the
+        modules called within the node, and `forward_self_ms` excludes them. `share` is that of
+        `forward_ms` in the time of all modules. Only calls with gradients count. On a GPU, it is
+        the time in which the host queues work; `profile` measures the device.
+
+        Raises:
+            UnknownNameError: nothing was timed; the message says when modules are timed.
+        """
+        return times_table(self.document(MODULE_TIMES))
 
     def memory(self, *, by: str = "node") -> pd.DataFrame:
         """Return what holds the memory in the measured steps, in bytes, one row per node.

@@ -146,6 +146,10 @@ _PROFILE: Form = {
     "copies": [_COUNT],
     "kernels": {"count": int, "median": _NUMBER, "total": _NUMBER},
 }
+_MODULE_TIMES: Form = {
+    "steps": int,
+    "rows": [{"node": str, "calls": int, "time": _NUMBER, "self": _NUMBER}],
+}
 _TIMELINE: Form = {
     "began": _NUMBER,
     "names": [str],
@@ -174,6 +178,18 @@ _MEMORY: Form = {
     "steps": [int],
     "exact": bool,
     "device": int,
+    "totals?": [
+        {
+            "step": int,
+            "activations": int,
+            "parameters": int,
+            "gradients": int,
+            "gradients_before": int,
+            "optimizer": int,
+            "other?": int,
+        }
+    ],
+    "moments?": {"step": int | None, "nodes": [str], "changes": [[int]]},
 }
 
 _FORMS: Mapping[str, Form] = {
@@ -198,6 +214,7 @@ _FORMS: Mapping[str, Form] = {
     "post_mortem": _POST_MORTEM,
     "profile": _PROFILE,
     "timeline": _TIMELINE,
+    "module_times": _MODULE_TIMES,
     "memory": _MEMORY,
     "perturbations": [
         {

@@ -57,7 +57,8 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
                 np.asarray(run.picture(name, node=node))
 
     def measured() -> None:
-        reads: list[Callable[[], Any]] = [run.profile, run.memory, run.induction]
+        reads: list[Callable[[], Any]] = [run.profile, run.module_times, run.memory]
+        reads += [partial(run.memory, by=by) for by in ("step", "moment")] + [run.induction]
         reads += [partial(run.circuit, name) for name in run.interventions]
         reads += [partial(run.edge_effects, name) for name in run.interventions]
         reads += [partial(run.token_attributions, name) for name in run.spec.pictures]
@@ -68,6 +69,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
     calls: dict[str, Callable[[], Any]] = {
         "profile": measured,
         "memory": measured,
+        "module_times": measured,
         "induction": measured,
         "token_attributions": measured,
         "circuit": measured,

@@ -1,4 +1,4 @@
-"""The time of each node and of each phase in the profiled steps."""
+"""The time of each node, and of each phase in the profiled steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import PROGRAM
-from comgra_decl.viewer.model.numbers import number
+from comgra_decl.viewer.model.numbers import many, number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.palette import SCALE, colour_at
 
@@ -22,8 +22,8 @@ PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
 def has_times(view: RunView) -> bool:
-    """Return whether the run has profiled steps."""
-    return phases(view) is not None
+    """Return whether the run has times of modules, from a profile or without one."""
+    return view.now("has times", lambda: _found(view) is not None)
 
 
 def phases(view: RunView) -> pd.DataFrame | None:
@@ -44,15 +44,16 @@ def paint_of(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """Return the paint of each box and the legend.
 
-    Shows the time of a module in the forward and backward pass, including modules within it: the
-    time on the device or, if no device was used, on the host. A folded group shows the time of its
-    own module or, if it has none, the sum over its nodes.
+    Shows the time of a module, including modules within it: in a profile, of its forward and
+    backward pass, on the device or, if no device was used, on the host. Without a profile, of its
+    forward pass on the host. A folded group shows the time of its own module or, if it has none,
+    the sum over its nodes.
 
     Args:
-        view: The run, which has a profile.
+        view: The run, which has times.
         boxes: Id of each box, and the nodes in it, its own module first.
     """
-    times, where = view.now("times", lambda: _times(view))
+    times, legend = view.now("times", lambda: _found(view)) or ({}, {})
     longest = max(times.values(), default=0.0) or 1.0
     paint: dict[str, dict[str, Any]] = {}
     for box, members in boxes:
@@ -60,7 +61,12 @@ def paint_of(
         if time is not None:
             fill = colour_at(min(time / longest, 1.0))
             paint[box] = {"fill": fill, "text": f"{number(time)} ms", "hatched": False}
-    return paint, _legend(longest, where)
+    return paint, {
+        "low": "0 ms",
+        "high": f"{number(longest, digits=3)} ms",
+        "colors": [colour_at(float(place)) for place in np.linspace(0, 1, len(SCALE))],
+        **legend,
+    }
 
 
 def size_of_box(members: tuple[str, ...], sizes: Mapping[str, float]) -> float | None:
@@ -78,7 +84,25 @@ def size_of_box(members: tuple[str, ...], sizes: Mapping[str, float]) -> float |
     return sum(known) if known else None
 
 
-def _times(view: RunView) -> tuple[dict[str, float], str]:
+def _found(view: RunView) -> tuple[dict[str, float], dict[str, str]] | None:
+    """Return the milliseconds of each node, and the title and explanation of the legend."""
+    try:
+        return _profiled(view)
+    except UnknownNameError:
+        pass
+    try:
+        table = view.run.module_times()
+    except UnknownNameError:
+        return None
+    times = {str(node): float(time) for node, time in table["forward_ms"].items()}
+    return times, {
+        "title": "forward time per step on the host",
+        "help": f"Forward pass of each module, including modules within it: the mean of "
+        f"{many(table.attrs['steps'], 'step')} that were not recorded. The same for all steps.",
+    }
+
+
+def _profiled(view: RunView) -> tuple[dict[str, float], dict[str, str]]:
     table = view.run.profile()
     where = "device" if table["device_ms"].any() else "host"
     passes = table.index.get_level_values("pass")
@@ -86,15 +110,8 @@ def _times(view: RunView) -> tuple[dict[str, float], str]:
     nodes = table.index.get_level_values("node")
     modules = table[passes.isin(["forward", "backward", "no_grad"]) & (nodes != PROGRAM)]
     sums = modules[f"{where}_ms"].groupby(level="node").sum()
-    return {str(node): float(time) for node, time in sums.items()}, where
-
-
-def _legend(longest: float, where: str) -> dict[str, Any]:
-    return {
+    return {str(node): float(time) for node, time in sums.items()}, {
         "title": f"time per step on the {where}",
-        "low": "0 ms",
-        "high": f"{number(longest, digits=3)} ms",
-        "colors": [colour_at(float(place)) for place in np.linspace(0, 1, len(SCALE))],
         "help": "Forward and backward pass of each module in the profiled steps, including modules "
         "within it. The same for all steps.",
     }

@@ -2,8 +2,9 @@
 
 They cost nothing in most steps. At most every two seconds, one step that is not recorded is timed:
 a hook that runs once sees the first model call, a wrapper sees `backward`, and two optimizer hooks
-see the optimizer step. All times are by the host's clock and never wait for a device. The memory is
-read at most every half second.
+see the optimizer step. In other steps, at most every ten seconds, the calls of all modules are
+timed. All times are by the host's clock and never wait for a device. The memory is read at most
+every half second.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ from comgra_decl.hooks.scalars.growth import Growth
 from comgra_decl.records import AUTOMATIC, GROWING, GROWING_BYTES
 
 if TYPE_CHECKING:
+    from comgra_decl.hooks.measuring.module_times import ModuleTimes
     from comgra_decl.hooks.optimizers import Optimizers
     from comgra_decl.hooks.scalars.losses import LossWatch
     from comgra_decl.hooks.scalars.scalars import Scalars
 
 INTERVAL = 2.0
 """Seconds between two timed steps."""
+
+MODULES_INTERVAL = 10.0
+"""Seconds between two steps in which the calls of modules are timed; the first one comes sooner."""
+
+FIRST_MODULES = 1.0
+"""Seconds until the calls of modules are timed for the first time."""
 
 MEMORY_INTERVAL = 0.5
 """Seconds between memory readings."""
@@ -97,6 +105,7 @@ class AutomaticMetrics:
         scalars: receives them.
         optimizers: the optimizers of the program.
         losses: observes `backward`.
+        modules: times the calls of modules.
         on_fault: called with an error in tracing itself.
         clock: returns seconds of a monotonic clock.
 
@@ -111,10 +120,12 @@ class AutomaticMetrics:
         scalars: Scalars,
         optimizers: Optimizers,
         losses: LossWatch,
+        modules: ModuleTimes,
         on_fault: Callable[[BaseException], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._wanted = wanted
+        self._modules = modules
         self._scalars = scalars
         self._optimizers = optimizers
         self._losses = losses
@@ -125,12 +136,13 @@ class AutomaticMetrics:
         self._watch: Stopwatch | None = None
         self._growth: Growth | None = Growth()
         self._due = clock() + INTERVAL
+        self._modules_due = clock() + FIRST_MODULES
         self._memory_due = clock()
 
     @property
     def timing(self) -> bool:
         """Whether the step in progress is timed."""
-        return self._watch is not None
+        return self._watch is not None or self._modules.running
 
     def begin_step(self, *, plain: bool) -> None:
         """Time the step that is about to begin, if a measurement is due.
@@ -138,10 +150,14 @@ class AutomaticMetrics:
         Args:
             plain: whether nothing else is attached to the step.
         """
-        if not (self._wanted and plain) or self._watch is not None:
+        if not (self._wanted and plain) or self.timing:
             return
-        now = self._clock()
-        if now < self._due or anything_compiled():  # compiled code must not run with a hook on it
+        now, due = self._clock(), min(self._due, self._modules_due)
+        if now < due or anything_compiled():  # compiled code must not run with a hook on it
+            return
+        if due == self._modules_due:  # alone, because its hooks would lengthen the other times
+            self._modules_due = now + MODULES_INTERVAL
+            self._modules.begin()
             return
         self._due = now + INTERVAL
         self._calls.install()
@@ -160,6 +176,7 @@ class AutomaticMetrics:
         if not self._wanted:
             return
         watch, now = self._watch, self._clock()
+        self._modules.end(keep=not recorded)
         if watch is not None:
             self.stop()
             if not recorded:
@@ -173,6 +190,7 @@ class AutomaticMetrics:
 
     def stop(self) -> None:
         """Stop timing the step in progress."""
+        self._modules.end(keep=False)
         if self._watch is None:
             return
         self._watch = None
@@ -181,6 +199,11 @@ class AutomaticMetrics:
         if self._optimizer_hook is not None:
             self._optimizer_hook.remove()  # an unused entry would be called in every step
             self._optimizer_hook = None
+
+    def finish(self) -> None:
+        """Pass on what is left at the end of tracing."""
+        self._modules.end(keep=False)
+        self._modules.finish()
 
     def _tell_memory(self) -> None:
         host, device = host_bytes(), device_bytes()

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from comgra_decl.hooks.scalars import automatic
 from comgra_decl.query import open_run
 from comgra_decl.records import PROGRAM
 from comgra_decl.viewer.dashboard import Dashboard
@@ -71,6 +72,19 @@ def test_time_outside_the_modules_does_not_set_the_scale(tmp_path: Path) -> None
     dashboard = Dashboard(Catalogue(tmp_path), query="?section=inspect&colour=time")
     legend = dashboard.screen.graph.view.legend or {}
     assert legend["high"] == f"{number(float(time), digits=3)} ms"
+
+
+def test_without_a_profile_boxes_show_the_forward_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(automatic, "FIRST_MODULES", 0.0)
+    run = traced(tmp_path, lambda: program(12), **{**NODES, "schedule": {"first": 1, "every": 4}})
+    times = run.module_times()["forward_ms"]
+    dashboard = Dashboard(Catalogue(tmp_path), query="?section=inspect&colour=time")
+    heat, legend = (dashboard.screen.graph.view.heat or {}, dashboard.screen.graph.view.legend)
+    assert heat["first"]["text"] == f"{number(float(times['first']))} ms"
+    assert legend is not None
+    assert legend["title"] == "forward time per step on the host"
 
 
 PHASES = ["data", "forward", "backward", "optimizer", "other"]
@@ -154,7 +168,7 @@ def test_the_figures_file_contains_every_phase(folder: Path, tmp_path: Path) -> 
     assert [each.label for each in pane.exhibits()] == ["loss", "lr", "memory/host"]
 
 
-def test_without_a_profile_the_graph_keeps_its_kinds(tmp_path: Path) -> None:
+def test_without_times_the_graph_keeps_its_kinds(tmp_path: Path) -> None:
     traced(tmp_path, lambda: program(3), **{**NODES, "schedule": {"first": 3}})
     dashboard = Dashboard(Catalogue(tmp_path), query="?section=inspect&colour=time")
     assert dashboard.state.colour == "kind"
