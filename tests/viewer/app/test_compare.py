@@ -32,6 +32,7 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve
 from comgra_decl.viewer.model.sheet import slot_of
+from comgra_decl.viewer.page import create_page
 from comgra_decl.viewer.panes.compare import ComparePane
 from comgra_decl.viewer.panes.compare_html import parting_html, ranking_html
 from comgra_decl.viewer.url import format_query
@@ -254,6 +255,26 @@ def test_the_first_difference_is_searched_and_shown(catalogue: Catalogue) -> Non
     assert (board.state.node, board.state.role, board.state.step) == (
         found.first.node, found.first.role, found.first.step,
     )  # fmt: skip
+
+
+@pytest.mark.browser
+def test_the_page_leads_to_where_two_runs_part(tmp_path: Path, serve: Any, page: Any) -> None:
+    expect = pytest.importorskip("playwright.sync_api").expect
+    nodes = ("embed", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "head")
+    for name, broken in (("good", None), ("bad", 3)):
+        fake = FakeRun(tmp_path / name, nodes=nodes, layers=1, nonfinite_from=broken)
+        fake.write(6)
+        fake.close()
+    query = "?run=bad&section=compare&other=good&node=embed&step=5"
+    page.goto(serve(lambda: create_page([str(tmp_path)])) + query)
+    page.get_by_role("button", name="Search").click()
+    result = page.get_by_role("status").filter(has_text="The runs diverge at step 3")
+    expect(result).to_contain_text("blocks.0.mlp.fc2")
+    row = page.locator("table.parting tbody tr").first
+    expect(row).to_contain_text("blocks.0.mlp.fc2")
+    row.click()
+    shown = page.locator('.node-title[data-step="3"]')
+    expect(shown).to_contain_text("blocks.0.mlp.fc2")
 
 
 def test_types_of_one_run_are_compared_at_one_step(root: Path, fake: FakeRun) -> None:
