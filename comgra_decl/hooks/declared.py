@@ -124,13 +124,13 @@ class Declared:
             scheduled=lambda: not self.keeps or self.agenda.due,
             warn=self._reporter.warn,
             say=self._say,
-            left=self._left,
+            left=self.left,
             extra=lambda: self.agenda.extra,
             tell=self._reporter.say,
             attach=self._reporter.attach,
         )
 
-    def _left(self, unseen: int) -> float | None:
+    def left(self, unseen: int) -> float | None:
         """Return the bytes that the disk budget leaves; None without a limit.
 
         Args:

@@ -127,9 +127,9 @@ class HookManager:
             spec, meter=meter or Meter(), reporter=reporter, remark=self._scalars.remark
         )
         reporter.price = lambda: declared.budget.price
-        self._train = new_capture(spec, training=True, warn=reporter.warn)
+        self._train = new_capture(spec, training=True, warn=reporter.warn, left=declared.left)
         self._evaluation = EvaluationPhases(
-            new_capture(spec, training=False, warn=reporter.warn),
+            new_capture(spec, training=False, warn=reporter.warn, left=declared.left),
             spec.schedule.eval,
             factor=declared.budget.factor,
         )

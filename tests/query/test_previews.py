@@ -144,6 +144,24 @@ class TestWhen:
             comgra.load_spec({"nodes": {"all": {"select": "**", "axes": axes}}})
 
 
+@pytest.mark.parametrize(("disk", "in_all"), [("10GB", True), ("300kB", False)])
+def test_previews_leave_room_in_the_disk_budget(tmp_path: Path, disk: str, in_all: bool) -> None:
+    net = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)))
+    run = traced(
+        tmp_path,
+        OUTPUTS,
+        lambda: train(net, images(8, 3, 16, 16), steps=60),
+        preview={"every": 1},
+        schedule={"first": 1_000_000, "budget": {"disk": disk}},
+    )
+    newest = run.slot("0").preview(int(run.steps[-1])).step
+    assert (newest == run.steps[-1]) == in_all
+    assert ("previews" in run.report["refused"]) != in_all
+    if not in_all:
+        files = [path for path in Path(str(run.path)).rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) <= 300_000
+
+
 def test_training_is_the_same(tmp_path: Path) -> None:
     def training() -> list[torch.Tensor]:
         torch.manual_seed(0)

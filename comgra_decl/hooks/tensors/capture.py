@@ -361,13 +361,20 @@ class _Together:
             self._capture.cost += time.perf_counter() - self._started
 
 
-def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> StepCapture:
+def new_capture(
+    spec: Spec,
+    *,
+    training: bool,
+    warn: Callable[[str], None],
+    left: Callable[[int], float | None] = lambda _: None,
+) -> StepCapture:
     """Return the capture for training steps or for evaluations.
 
     Args:
         spec: selects what is stored for each tensor.
         training: whether it is for training steps.
         warn: called once with the reason why a sample has no category.
+        left: returns the bytes that the disk budget leaves, see `Declared.left`.
     """
     histogram = None if spec.histogram is None else spec.histogram.elements
     # values of all samples are kept until the recorded ones are chosen
@@ -387,7 +394,7 @@ def new_capture(spec: Spec, *, training: bool, warn: Callable[[str], None]) -> S
     if spec.preview is not None:
         from comgra_decl.hooks.tensors.previewing import previewing
 
-        capture.previewing = previewing(spec, refuse=capture.refused.setdefault)
+        capture.previewing = previewing(spec, refuse=capture.refused.setdefault, left=left)
     capture.categories = categories(spec.samples, warn=warn, training=training)
     return capture
 

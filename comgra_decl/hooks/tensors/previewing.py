@@ -16,28 +16,45 @@ if TYPE_CHECKING:
     from comgra_decl.records import StoredPreview
     from comgra_decl.spec import Spec
 
+_SHARE = 0.25
+"""The largest part of the space that the disk budget leaves which the previews of a record take."""
+
 _WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 class Previewing:
-    """Takes previews in every n-th record.
+    """Takes previews in every n-th record, unless the disk budget leaves too little space.
+
+    A record with previews may be many times larger than others, so the average size of a record,
+    by which the budget decides whether another one fits, says little about it.
 
     Args:
         every: n.
         samples: maximum number of samples in a preview.
         refuse: called with a name and a reason if a preview cannot be taken.
+        left: returns the bytes that the disk budget leaves, see `Declared.left`.
     """
 
-    def __init__(self, every: int, *, samples: int, refuse: Callable[[str, str], object]) -> None:
+    def __init__(
+        self,
+        every: int,
+        *,
+        samples: int,
+        refuse: Callable[[str, str], object],
+        left: Callable[[int], float | None],
+    ) -> None:
         self._every = every
         self._refuse = refuse
+        self._left = left
         self._records = 0
+        self._size = 0  # bytes of the last previews
+        self._stored = 0  # bytes of all previews so far
         self._previews = Previews(samples=samples)
 
     def begin(self) -> Previewing | None:
         """Start a record; return this object if the record will contain previews."""
         self._previews.clear()
-        return None if self._records % self._every else self
+        return None if self._records % self._every or not self._fits() else self
 
     def add(self, index: int, slot: Slot, tensor: torch.Tensor, batch_dim: int | None) -> None:
         """Take a preview of the tensor that the reducer numbers `index`."""
@@ -65,13 +82,32 @@ class Previewing:
         """End a record; return its previews by slot id, valid after the function has run."""
         self._records += 1
         found, wait = self._previews.finish()
-        if not found:
-            return {}, None
+        self._size = sum(preview.values.nbytes for preview in found.values())
+        if not found or not self._fits():
+            return {}, wait
+        self._stored += self._size
         return {slot.id: found[index] for slot, index in entries if index in found}, wait
 
+    def _fits(self) -> bool:
+        """Return whether there is room for previews as large as the last ones."""
+        left = self._left(self._stored)
+        if left is None or self._size <= _SHARE * left:
+            return True
+        self._refuse(
+            "previews",
+            f"they take {self._size:,} bytes in a record, more than {_SHARE:.0%} of what "
+            "schedule.budget.disk leaves; later records have none",
+        )
+        return False
 
-def previewing(spec: Spec, *, refuse: Callable[[str, str], object]) -> Previewing | None:
+
+def previewing(
+    spec: Spec,
+    *,
+    refuse: Callable[[str, str], object],
+    left: Callable[[int], float | None],
+) -> Previewing | None:
     """Return an object that takes the previews that a spec requests; None if it requests none."""
     if spec.preview is None:
         return None
-    return Previewing(spec.preview.every, samples=spec.samples.count, refuse=refuse)
+    return Previewing(spec.preview.every, samples=spec.samples.count, refuse=refuse, left=left)
