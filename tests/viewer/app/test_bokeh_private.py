@@ -61,7 +61,7 @@ def test_all_that_is_used_of_bokeh_exists(
     def one_line() -> Any:
         plot = figure(width=300, height=200)
         plot.line([0, 1], [1, 0])
-        return pn.pane.Bokeh(plot)
+        return pn.pane.Bokeh(plot)  # type: ignore[no-untyped-call]
 
     page.goto(serve(one_line))  # a page of Panel's own, in which nothing is replaced
     page.locator(".bk-Figure canvas").first.wait_for()
