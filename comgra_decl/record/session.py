@@ -132,7 +132,7 @@ class Session:
         if self._spec.interventions:
             from comgra_decl.record.recalling import Recalling
 
-            self._hooks.recall(Recalling())
+            self._hooks.recall(Recalling(self.path))
         self._hooks.attach()
         atexit.register(self._finish_at_exit)
         _log.info("recording to %s", self.path)

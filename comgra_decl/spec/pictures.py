@@ -364,7 +364,7 @@ class LossSliceSpec(_LandscapeSpec):
         return self
 
 
-class MaximiseSpec(SpecModel):
+class MaximiseSpec(_SelectingSpec):
     """Inputs to which single units respond strongly (Erhan et al. 2009), by gradient ascent.
 
     The value of a unit is the mean of its output over all positions. The ascent begins with the

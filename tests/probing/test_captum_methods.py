@@ -332,6 +332,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, Any], str]] 
         {"_target_": "captum.attr.NoiseTunnel", "attribution_method": {**SALIENCY, "abss": True}},
         "captum.attr.Saliency has no 'abss'; did you mean 'abs'",
     ),
+    "window": (net, X, {"_target_": "captum.attr.Occlusion"}, "needs sliding_window_shapes, as in"),
     "baselines": (net, X, {"_target_": "captum.attr.GradientShap"}, "needs baselines, as in"),
     "name": (net, X, {**SHAP, "baselines": "zero"}, "'zero' is neither zeros, ones, mean"),
     "shape": (net, X, {**SHAP, "baselines": [1.0]}, r"shape \[1\], but a sample has \[2, 6, 5\]"),
@@ -350,6 +351,14 @@ def test_a_class_that_does_not_fit_is_refused_with_the_reason(case: str) -> None
     make, x, method, why = REFUSED[case]
     with pytest.raises(ProbeError, match=why):
         picture(make(), x, method=method)
+
+
+def test_a_class_that_explains_a_neuron_needs_to_know_which() -> None:
+    method = {"_target_": "captum.attr.NeuronGradient"}
+    with pytest.raises(
+        ProbeError, match=r"NeuronGradient needs neuron_selector, as in .*\[2, 1, 1\]"
+    ):
+        picture(net(), X, method=method, select="0")
 
 
 def test_a_class_that_does_not_exist_is_reported_before_training(tmp_path: Path) -> None:

@@ -264,6 +264,7 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Run:
             "worth": {"method": "logit_lens", "of": "words", "select": "embed", "head": "value"},
             "hidden": {"method": "occlusion", "of": "words", "window": [2, 2]},
             "cam": {"method": "grad_cam", "of": "words", "select": "embedd", "optional": True},
+            "dream": {"method": "maximise", "of": "words", "select": "conv", "optional": True},
         },
         "rules": "off",
     }

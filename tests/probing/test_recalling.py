@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import comgra_decl
+from comgra_decl.errors import RunNotFoundError
+from comgra_decl.hooks.probing.passes import Call
 from comgra_decl.query import Run
+from comgra_decl.record.recalling import Recalling
+from comgra_decl.spec.interventions import RecordedSpec
 from tests.probing.attention import CLASSES, TOKENS, Classifier, hooked, outputs
 
 COUNT = 4
@@ -165,6 +169,8 @@ def test_a_sweep_patches_one_place_at_a_time(earlier: Run, later: Run) -> None:
         ({"add": {"run": "{earlier}", "node": "head"}},
          r"values of shape \[3\] cannot be broadcast to a tensor of shape \[4, 5, 8\], whose last"),
         ({"add": {"run": "{earlier}", "difference": ["0", "x"]}}, "has the label 'x'"),
+        ({"add": [float("nan")] * 8}, "the vector contains NaN or infinite values.*8 of 8"),
+        ({"project_off": [float("inf")] * 8}, "the vector contains NaN or infinite values"),
         ({"add": [1.0, 2.0, 3.0]}, r"values of shape \[3\] cannot be broadcast to a tensor of"),
     ],
 )  # fmt: skip
@@ -177,6 +183,31 @@ def test_what_a_run_does_not_have_ends_the_program_before_training(
     }
     with pytest.raises(SystemExit, match=rf"(?s)interventions\.wrong: blocks\.0, output: .*{why}"):
         trained(tmp_path, "wrong", {"wrong": {"select": "blocks.0", "do": change}}, seed=1)
+
+
+def test_a_group_means_its_newest_run_that_is_not_being_recorded(
+    earlier: Run, tmp_path: Path
+) -> None:
+    group = str(earlier.path.parent)
+    call = Call("blocks.0", "output", 0)
+    source = RecordedSpec(run=group)
+    own = trained(Path(str(earlier.path)).parents[1], "own", {}, seed=1)
+    newest = Recalling()("probe:eyes", source, call)
+    assert np.array_equal(newest.values.numpy(), value(own, "blocks.0", 1))
+    found = Recalling(own.path)("probe:eyes", source, call)
+    assert np.array_equal(found.values.numpy(), value(earlier, "blocks.0", 1))
+    alone = trained(tmp_path, "alone", {}, seed=1)
+    with pytest.raises(RunNotFoundError, match="no other run than the one that is being recorded"):
+        Recalling(alone.path)("probe:eyes", RecordedSpec(run=str(alone.path.parent)), call)
+
+
+def test_members_of_a_container_are_named(tmp_path: Path) -> None:
+    wrong = {"select": "blocks", "do": "zero"}
+    advice = (
+        r"\(blocks\) is called; blocks is a ModuleList, so select its members, as in 'blocks\.\*'"
+    )
+    with pytest.raises(SystemExit, match=advice):
+        trained(tmp_path, "wrong", {"wrong": wrong}, seed=1)
 
 
 def test_parameters_receive_no_samples_of_a_run(tmp_path: Path) -> None:

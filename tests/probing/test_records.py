@@ -409,3 +409,33 @@ def test_a_device_without_room_leaves_the_copy_on_the_host(
 def test_mistakes_in_the_spec_are_found_before_training(spec: dict[str, Any], why: str) -> None:
     with pytest.raises(SpecError, match=why):
         load_spec({"probes": {"eyes": {}}, **spec})
+
+
+class TimeFirst(nn.Module):
+    """A recurrent model that receives [time, samples, features]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.head = nn.GRU(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.rnn(x)[0][-1])
+
+
+@pytest.mark.parametrize("transposes", [False, True])
+def test_time_in_the_place_of_samples_is_reported(
+    transposes: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Transposing(TimeFirst):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x.transpose(0, 1))
+
+    model = Transposing() if transposes else TimeFirst()
+    spec = {**EVERYTHING, "probes": {"eyes": {"samples": {"count": 4}}}}
+    x = torch.randn(4, 7, 3) if transposes else torch.randn(9, 7, 3)
+    with caplog.at_level("WARNING"), recording(spec) as found:
+        model(x).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert found.faults == []
+    said = [text for text in caplog.messages if "GRU with batch_first=False" in text]
+    assert len(said) == (0 if transposes else 1)

@@ -57,6 +57,7 @@ def captum_picture(spec: CaptumSpec, subject: Subject, classes: torch.Tensor | N
         args, kwargs = subject.samples.to(copy.device)
         model = _Outputs(copy.module, args, kwargs, _Explained(spec, subject, classes), of_layer)
         given |= model.tensors_of(inner, given)
+        _check_given(inner, given)
         maps, gaps = [], None
         for path in paths:
             layer = {"layer": modules[path]} if needs_layer else {}
@@ -74,6 +75,21 @@ def captum_picture(spec: CaptumSpec, subject: Subject, classes: torch.Tensor | N
     if len({(each.node, each.role) for each in maps}) < len(maps):
         raise ProbeError(f"{target} explains the input through one layer; `select` one")
     return Drawn(maps, {} if gaps is None else {"gap": gaps})
+
+
+_SHAPES = {"neuron_selector": "[2, 1, 1]", "sliding_window_shapes": "[3, 4, 4]"}
+"""Examples of arguments that a class of Captum needs."""
+
+
+def _check_given(method: _Method, given: Mapping[str, Any]) -> None:
+    """Refuse a method that lacks an argument of its constructor or of `attribute`."""
+    own = [*_OURS, *method.made, *given]
+    for name, parameter in {**method.of_constructor, **method.of_call}.items():
+        required = parameter.default is parameter.empty
+        several = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        if required and not several and name not in own:
+            example = f", as in {name}: {_SHAPES[name]}" if name in _SHAPES else ""
+            raise ProbeError(f"{method.kind.__name__} needs {name}{example}")
 
 
 class _Method:

@@ -56,11 +56,14 @@ class Sampled:
         labels: the label of each sample; None while they are not known yet, in which case a change
             that depends on them has no effect.
         replicas: how many times the batch contains all samples, one copy after the other.
+        start: where the positions of the batch begin in the sequence that a model generates; None
+            if parts count positions within the tensor.
     """
 
     count: int
     labels: Sequence[str] | None
     replicas: int = 1
+    start: int | None = None
 
 
 def needs_clean(do: Change) -> bool:
@@ -272,6 +275,26 @@ def _fitting(vector: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _vector(given: Any, tensor: torch.Tensor, recall: Recall) -> torch.Tensor:
+    """Return a steering vector, or a direction.
+
+    Raises:
+        ProbeError: it cannot be read, or contains NaN or infinity, after which every effect would
+            be NaN.
+    """
+    found = _read(given, tensor, recall)
+    if not bool(torch.isfinite(found).all()):
+        source = given if isinstance(given, str) else None
+        source = given.run if isinstance(given, RecordedMean) else source
+        where = "" if source is None else f" of {source}"
+        count = int((~torch.isfinite(found)).sum())
+        raise ProbeError(
+            f"the vector{where} contains NaN or infinite values in {tensor.dtype} "
+            f"({count} of {found.numel()})"
+        )
+    return found
+
+
+def _read(given: Any, tensor: torch.Tensor, recall: Recall) -> torch.Tensor:
     if isinstance(given, str):
         return _from_file(given, tensor)
     if isinstance(given, RecordedMean):

@@ -10,6 +10,7 @@ from math import isnan
 from typing import Any
 
 import torch
+from torch import nn
 
 from comgra_decl.errors import ProbeError, SpecError, did_you_mean, reason_of, wrong_spec
 from comgra_decl.hooks.probing.changes import Recorded
@@ -286,7 +287,12 @@ def _never(where: str, change: PlaceSpec, paths: Sequence[str], study: Study) ->
     more = ", ..." if len(paths) > _SHOWN else ""
     called = [path for path in paths if path in study.seen]
     if not called and change.role != ATTENTION:
-        return f"{where}.select: none of the selected modules ({shown}{more}) is called"
+        inert = next((path for path in paths if _is_container(study.modules.by_path[path])), None)
+        advice = ""
+        if inert is not None:
+            kind = type(study.modules.by_path[inert]).__name__
+            advice = f"; {inert} is a {kind}, so select its members, as in '{inert}.*'"
+        return f"{where}.select: none of the selected modules ({shown}{more}) is called{advice}"
     if change.role == ATTENTION:
         return (
             f"{where}.role: no selected module ({shown}{more}) computes an attention pattern by "
@@ -300,6 +306,11 @@ def _never(where: str, change: PlaceSpec, paths: Sequence[str], study: Study) ->
         f"{where}.role: no call of a selected module ({shown}{more}) has {change.role!r}; it has "
         f"{', '.join(roles)}{did_you_mean(change.role, roles)}"
     )
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Return whether a module only holds others, such as a ModuleList."""
+    return isinstance(module, (nn.ModuleList, nn.ModuleDict))
 
 
 def _samples(numbers: Sequence[int]) -> str:

@@ -76,6 +76,12 @@ _OTHERS = (
     "cannot be compared: {}"
 )
 
+_TIME_FIRST = (
+    "{path} ({kind} with batch_first=False) takes the first dimension, {count}, for time, and the "
+    "probe takes it for the samples. If the model receives [time, samples, ...], its records and "
+    "effects mix samples: let it receive [samples, time, ...], and transpose in `forward`"
+)
+
 InputSlot = Callable[[str, int], Slot]
 """Returns the slot of an input of a model, by role and iteration."""
 
@@ -141,6 +147,7 @@ class Probe:
         self._began = False  # whether there were any samples to put through a copy
         self._over = False  # whether the model cannot be probed
         self._checked = False  # whether the modules that pictures select are known to exist
+        self._times = False  # whether a model with time in the first dimension has been reported
         self._shares = False  # whether the copy's shared objects have been reported
         self._host = False  # whether the device has too little memory for the copy's passes
         self._steps = 0  # recorded training steps so far
@@ -521,7 +528,20 @@ class Probe:
             slot = self._input_slot(input_role(path), pending.iteration)
             self._add(slot, tensor, values=inputs)
         plans = {plan.path: plan for plan in pending.plan.modules}
-        return _Reading(plans, self._recorder, self._capture, values=values)
+        return _Reading(
+            plans,
+            self._recorder,
+            self._capture,
+            values=values,
+            count=len(subject.samples),
+            time_first=self._report_time,
+        )
+
+    def _report_time(self, path: str, module: nn.Module, count: int) -> None:
+        if not self._times:
+            self._times = True
+            kind = type(module).__name__
+            self._warn(_TIME_FIRST.format(path=path or "the model", kind=kind, count=count))
 
     def _intervene(
         self, name: str, interventions: Interventions, study: Study, pending: Pending
@@ -606,7 +626,16 @@ def _interventions(
 
 
 class _Reading:
-    """Reads the inputs and outputs of the modules that the spec selects."""
+    """Reads the inputs and outputs of the modules that the spec selects.
+
+    Args:
+        plans: the plans of these modules, by path.
+        recorder: reads tensors.
+        capture: the record.
+        values: whether to store all values.
+        count: the number of samples.
+        time_first: called with a module that takes the dimension of the samples for time.
+    """
 
     def __init__(
         self,
@@ -615,16 +644,24 @@ class _Reading:
         capture: StepCapture,
         *,
         values: bool,
+        count: int,
+        time_first: Callable[[str, nn.Module, int], None],
     ) -> None:
         self._plans = plans
         self._recorder = recorder
         self._capture = capture
         self._values = values
+        self._count = count
+        self._time_first = time_first
 
     def before(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """Read the inputs of a module."""
+        if getattr(module, "batch_first", True) is False and args:
+            shape: tuple[int, ...] = getattr(args[0], "shape", ())
+            if len(shape) == 3 and shape[0] == self._count != shape[1]:
+                self._time_first(path, module, self._count)
         plan = self._plans.get(path)
         if plan is not None and plan.capture.input:
             given = [(input_role(p), t) for p, t in (*tensors_in(args), *tensors_in(kwargs))]
