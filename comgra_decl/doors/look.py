@@ -9,29 +9,39 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from comgra_decl.annotations import note
 from comgra_decl.doors import environment
-from comgra_decl.errors import CallError, ProbeError, SpecError, shown
+from comgra_decl.errors import CallError, ProbeError, SpecError, did_you_mean, shown
+from comgra_decl.hooks.probing.changed_calls import ChangedCalls
 from comgra_decl.hooks.probing.copying import CleanCopy, unwrapped
 from comgra_decl.hooks.probing.loading import EXTRA_STATE, load
+from comgra_decl.hooks.probing.method_calls import MethodCalls, ModelCall
 from comgra_decl.hooks.probing.seclusion import Autocast, undisturbed
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
 from comgra_decl.hooks.tensors.loss_calls import nodes_behind
 from comgra_decl.query import Run
 from comgra_decl.query.checkpoints import Checkpoint, all_tensors, as_tensor
 from comgra_decl.record.context import RunContext
+from comgra_decl.record.recalling import Recalling
 from comgra_decl.record.session import Session
+from comgra_decl.spec.interventions import ChangeSpec, changes_from, needs_labels
 from comgra_decl.spec.probes import probe_type
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
     from comgra_decl.hooks import HookManager
     from comgra_decl.record.ranks import Rank
     from comgra_decl.spec import Spec
@@ -63,9 +73,79 @@ class Look(Run):
     Attributes:
         step: the step of the first record: that of the checkpoint whose weights were used, or else
             0.
+        output: what the method returned, with tensors on their devices; None if the model itself
+            was called.
+        changes: a sentence about what each change has changed.
+        model_calls: the calls of the model that the method has made; see `calls`.
     """
 
     step = 0
+    output: Any = None
+    changes: Sequence[str] = ()
+    model_calls: Sequence[ModelCall] = ()
+
+    @property
+    def calls(self) -> pd.DataFrame:
+        """The calls of the model that a method has made, one per step; empty without a method.
+
+            >>> comgra.look(model, tokens, call="generate", max_new_tokens=3).calls
+                 module  first  last
+            step
+            0                0     6
+            1                7     7
+            2                8     8
+
+        `module` is the path of what was called, "" for the model, and `first` and `last` are the
+        positions that the call computed, in the sequence and with its padding; NA if it received no
+        sequence.
+        """
+        import pandas as pd
+
+        ends = [
+            (None, None) if c.positions is None else _ends(c.positions) for c in self.model_calls
+        ]
+        steps = pd.RangeIndex(self.step, self.step + len(ends), name="step")
+        found = pd.DataFrame(ends, index=steps, columns=["first", "last"]).astype("Int64")
+        found.insert(0, "module", [call.module for call in self.model_calls])
+        return found
+
+    def sequence(self, node: str, role: str = "output", *, of: str = "forward") -> NDArray[Any]:
+        """Return a tensor of all calls that a method has made, joined along the positions.
+
+        Where several calls compute the same position, as without a cache, the first one counts.
+
+        Args:
+            node: the node.
+            role: the tensor, which must contain [samples, positions, ...] in each call.
+            of: the pass.
+
+        Returns:
+            [samples, positions, ...], with the positions of the whole sequence; those that no call
+            has computed are omitted.
+
+        Raises:
+            CallError: the tensor does not have a row for each position.
+            UnknownNameError: it was not recorded.
+        """
+        slot = self.slot(node, role=role, of=of)
+        (kind,) = self.types
+        parts: dict[int, NDArray[Any]] = {}
+        for step in slot.shapes(type=kind).index:
+            positions = (
+                self.model_calls[int(step) - self.step].positions if self.model_calls else None
+            )
+            value = slot.value(int(step), type=kind)
+            if positions is None or value.ndim < 2 or value.shape[1] != len(positions):
+                raise CallError(
+                    f"{node}, {role} has the shape {list(value.shape)} at step {step}, but a "
+                    "sequence needs [samples, positions, ...]; read it with "
+                    f"slot({node!r}).value({step}, type={kind!r})"
+                )
+            for place, position in enumerate(positions):
+                parts.setdefault(position, value[:, place])
+        if len({part.shape for part in parts.values()}) > 1:
+            raise CallError(f"{node}, {role} does not have the same samples in all calls")
+        return np.stack([parts[position] for position in sorted(parts)], axis=1)
 
     def save(self, path: Where) -> Location:
         """Write the record to `path` as an ordinary run, which `open_run` reads.
@@ -92,12 +172,17 @@ def look(
     weights: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
     pictures: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+    call: str = "forward",
     **kwargs: Any,
 ) -> Look:
     """Record one call of a model, without training it and without a run folder.
 
         cache = comgra.look(model, images, loss=lambda output: F.cross_entropy(output, labels))
         cache.slot("layer1").value(0), cache.slot("layer1").grad.value(0), cache.edges()
+
+        text = comgra.look(model, tokens, call="generate", max_new_tokens=8)
+        text.output, text.calls, text.sequence("transformer.h.1")
 
     The call is made on a copy of the model with copies of the inputs, in the mode that each module
     has. The model, its gradients and hooks, the inputs and the random number generators do not
@@ -110,7 +195,8 @@ def look(
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. Only
             what it says about tensors and pictures applies: nodes, statistics, histograms, the
             graph, and pictures, for which the samples of the call take the place of the probe's.
-            Interventions are ignored; `comgra-decl look` makes them.
+            Interventions are ignored; `comgra-decl look` makes them, and `changes` those of this
+            call.
         weights: parameters and buffers by name, as in the state dict of the model or its wrapper,
             or from `run.checkpoint(step)`; None to use those of the model.
         loss: receives the model's output and returns the scalar whose gradients are recorded; None
@@ -120,19 +206,32 @@ def look(
         pictures: pictures of the samples, as in a spec but without `of`: `{"cam": {"method":
             "grad_cam", "select": "conv2"}}` for `cache.picture("cam")`. They need further passes
             through a copy, and with them, the call itself is made with gradients enabled.
-        **kwargs: keyword arguments of the model.
+        changes: what is changed in the model while it is called: one or several mappings with the
+            keys of an intervention: `select`, `exclude`, `role`, `iteration`, `parts` and `do`.
+        call: the method to call instead of the model, such as "generate", which calls the model
+            several times. Each of these calls is a record. In `changes`, positions are then counted
+            from the start of the sequence.
+        **kwargs: keyword arguments of the model, or of the method.
 
     Returns:
-        A `Run` with one record. Its type is "train" with a loss, and "eval" without one.
+        A `Run` with one record, or one for each call that a method makes. Its type is "train" with
+        a loss, and "eval" without one.
 
     Raises:
         CallError: the model cannot be copied, the weights do not fit, the loss is not a scalar with
-            gradients or uses parameters of the model itself, nothing was recorded, or a session is
-            recording in this process.
-        SpecError: the spec is invalid.
+            gradients or uses parameters of the model itself, nothing was recorded, a change is not
+            possible, or a session is recording in this process.
+        SpecError: the spec is invalid, or a change selects nothing.
     """
     _check(model, loss)
+    _check_method(model, call, loss=loss, pictures=pictures)
+    specs = _changes(changes)
     content = _declared(spec, pictures)
+    if specs and content["pictures"]:
+        raise CallError(
+            "pictures are made of the unchanged model, so `changes` and pictures (of the spec or "
+            "`pictures`) cannot be combined; make two calls"
+        )
     step = weights.step if isinstance(weights, Checkpoint) else 0
     gradient = torch.is_grad_enabled() or loss is not None or bool(content["pictures"])
     folder = Path(tempfile.mkdtemp(prefix="comgra-look-"))
@@ -152,14 +251,26 @@ def look(
             stack.enter_context(torch.set_grad_enabled(gradient))
             stack.enter_context(Autocast.now(own.device.type).again())
             batch = first_batch_size(args, named) or 1
-            placed = _placed(content, folder, step, batch=batch)
+            placed = _placed(content, folder, step, batch=batch, single=call == "forward")
+            changed = None
+            if specs:
+                changed = ChangedCalls(own, specs, recall=partial(Recalling(), "eval"))
+            called = _Called(own, args, named, method=call, changed=changed)
             with own.apart():
-                run = _recorded(placed, _Called(own.module, args, named), loss, model)
+                if changed is not None and changed.needs_unchanged:
+                    args, named = _inputs(inputs, kwargs, own)
+                    with torch.no_grad(), changed.remembered():
+                        replace(called, args=args, kwargs=named).call()
+                run = _recorded(placed, called, loss, model)
         found = Look(run)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, ProbeError):
+            raise CallError(str(error)) from error
         raise
     found.step = step
+    found.output, found.model_calls = called.output, called.calls
+    found.changes = [] if changed is None else changed.said()
     remove_with(found, folder)
     return found
 
@@ -182,6 +293,44 @@ def _check(model: object, loss: object) -> None:
             "comgra.look cannot be used while this process records a run. Use it before or after, "
             "or declare a probe, which passes samples through a copy of the model during training"
         )
+
+
+def _check_method(model: nn.Module, name: object, *, loss: object, pictures: object) -> None:
+    method = getattr(unwrapped(model), name, None) if isinstance(name, str) else None
+    if not callable(method):
+        known = [n for n in dir(type(model)) if not n.startswith("_")]
+        near = did_you_mean(name, known) if isinstance(name, str) else ""
+        raise CallError(
+            f"call must name a method of {type(model).__name__}, such as 'generate', got "
+            f"{shown(name)}{near}"
+        )
+    if name == "forward":
+        return
+    if loss is not None:
+        raise CallError(
+            f"a loss belongs to one call of the model, but {name!r} makes several. Look at its "
+            "output in a second call, as in comgra.look(model, found.output, loss=...)"
+        )
+    if pictures:
+        raise CallError(
+            f"pictures belong to one call of the model, but {name!r} makes several. Make them of "
+            "its output in a second call, as in comgra.look(model, found.output, pictures=...)"
+        )
+
+
+def _changes(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[ChangeSpec]:
+    specs = changes_from(given)
+    for number, each in enumerate(specs):
+        if needs_labels(each.do):
+            raise CallError(
+                f"changes[{number}].do: difference needs labels, which a single call does not "
+                "have; take it from a run, as in {run: PATH, difference: [A, B]}, or from a file"
+            )
+    return specs
+
+
+def _ends(positions: range) -> tuple[int, int]:
+    return positions[0], positions[-1]
 
 
 def _declared(
@@ -222,15 +371,28 @@ def _checked_pictures(pictures: object) -> dict[str, Any]:
     return dict(given)
 
 
-def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int) -> Spec:
-    """Return the spec of a call with the given number of samples, stored in a folder."""
+def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int, single: bool) -> Spec:
+    """Return the spec of a call with the given number of samples, stored in a folder.
+
+    Args:
+        content: what the user's spec says.
+        folder: where the run is stored.
+        step: the step of the first record.
+        batch: the number of samples.
+        single: whether the model is called once rather than by a method, which may repeat samples,
+            as for a beam search.
+    """
     from comgra_decl.spec import load_spec
 
-    samples = {**content["samples"], "count": min(batch, _MOST_SAMPLES)}
+    count = min(batch, _MOST_SAMPLES) if single else _MOST_SAMPLES
+    samples = {**content["samples"], "count": count}
     if content["pictures"]:  # `by` would choose among the samples and reorder them
         own = {"samples": {"count": samples["count"]}, "mode": "as_is"}
         content = {**content, "probes": {_SAMPLES: own}}
-    schedule = {"steps": [step], "step": "explicit", "max_iterations": None}
+    schedule: dict[str, Any] = {"steps": [step], "step": "explicit", "max_iterations": None}
+    if not single:  # a commit for each of many records would take longer than the calls
+        content = {**content, "store": {"commit_interval": 5}}
+        schedule |= {"steps": None, "first": step + 1, "every": 1}
     run = {**content["run"], "root": str(folder)}
     return load_spec({**content, "run": run, "schedule": schedule, "samples": samples})
 
@@ -275,38 +437,99 @@ def _inputs(
     return copied
 
 
-class _Called(NamedTuple):
-    """A copy of the model and its arguments."""
+@dataclass
+class _Called:
+    """A copy of the model, and how it is called.
 
-    module: nn.Module
+    Attributes:
+        own: the copy.
+        args: the arguments.
+        kwargs: the keyword arguments.
+        method: the method to call.
+        changed: makes the changes; None without any.
+        calls: the calls of the model that the method has made.
+        output: what the method has returned, or None for "forward".
+    """
+
+    own: CleanCopy
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    method: str
+    changed: ChangedCalls | None
+    calls: list[ModelCall] = field(default_factory=list)
+    output: Any = None
 
     @property
     def leaves(self) -> list[torch.Tensor]:
         """The tensors whose gradients a loss may have."""
         inputs = (tensor for _, tensor in tensors_in((self.args, self.kwargs)))
-        return [t for t in (*self.module.parameters(), *inputs) if t.requires_grad]
+        return [t for t in (*self.own.module.parameters(), *inputs) if t.requires_grad]
+
+    def call(
+        self,
+        begun: Callable[[ModelCall], None] | None = None,
+        end: Callable[[], None] | None = None,
+    ) -> Any:
+        """Return the output of the method.
+
+        Args:
+            begun: called with each call of the model that a method makes, as it begins.
+            end: called after each of them.
+        """
+        module, changed = self.own.module, self.changed
+        if self.method == "forward":
+            if changed is not None:
+                changed.begin(first_batch_size(self.args, self.kwargs) or 1, None)
+            return module(*self.args, **self.kwargs)
+
+        def begin(call: ModelCall) -> None:
+            start = None if call.positions is None else call.positions.start
+            if changed is not None:
+                changed.begin(call.rows, start)
+            if begun is not None:
+                begun(call)
+
+        calls = MethodCalls(self.own, begin=begin, end=end or (lambda: None))
+        with calls.followed():
+            return getattr(module, self.method)(*self.args, **self.kwargs)
 
 
 def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) -> Path:
     """Call the copy of `model`, record the call, and return the folder of the run."""
-    session = _CallSession(spec, context=RunContext(), model=called.module)
+    module = called.own.module
+    session = _CallSession(spec, context=RunContext(), model=module)
+
+    def begun(call: ModelCall) -> None:
+        called.calls.append(call)
+        note(_named(call))
+
     try:
         session.start()
         environment.recorded(session, True)
-        output = called.module(*called.args, **called.kwargs)
-        if loss is not None:
-            more = {"model": called.module} if _takes_model(loss) else {}
-            value = loss(output, **more)
-            _check_loss(value, called.leaves)
-            _check_graph(value, model)
-            _backward(value.reshape(()), called.leaves)
-            session.end_call()
+        with nullcontext() if called.changed is None else called.changed.made():
+            output = called.call(begun, session.end_call)
+            if loss is not None:
+                more = {"model": module} if _takes_model(loss) else {}
+                value = loss(output, **more)
+                _check_loss(value, called.leaves)
+                _check_graph(value, model)
+                _backward(value.reshape(()), called.leaves)
+                session.end_call()
+        if called.method != "forward":
+            called.output = output
     finally:  # also ends the writer's thread if the session failed to start
         environment.recorded(session, False)
         session.finish()
     return session.result()
+
+
+def _named(call: ModelCall) -> str:
+    """Return the name of the step of a call."""
+    whole = f"{call.module}: " if call.module else ""
+    if not call.positions:
+        return f"{whole}no positions"
+    first, last = _ends(call.positions)
+    return f"{whole}position {first}" if first == last else f"{whole}positions {first} to {last}"
 
 
 def _takes_model(loss: Loss) -> bool:
@@ -375,8 +598,8 @@ class _CallSession(Session):
 
     def _manager(self, **arguments: Any) -> HookManager:
         manager = super()._manager(**arguments)
-        (step,) = self._spec.schedule.steps or [0]
-        manager.begin_at(step)
+        schedule = self._spec.schedule
+        manager.begin_at(schedule.steps[0] if schedule.steps else schedule.first - 1)
         manager.expect(self._model)
         manager.probe_single_call()
         return manager

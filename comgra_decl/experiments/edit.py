@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from comgra_decl.errors import EditError, ProbeError, did_you_mean, near_paths, needed
+from comgra_decl.errors import EditError, ProbeError, SpecError, near_paths, needed
 from comgra_decl.experiments.folding import (
     SUMS,
     Affine,
@@ -32,12 +31,7 @@ from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.seclusion import secluded
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
-from comgra_decl.spec.interventions import (
-    AddChange,
-    CategoryDifference,
-    ChangeSpec,
-    ProjectionChange,
-)
+from comgra_decl.spec.interventions import ChangeSpec, changes_from, needs_labels
 
 _SAME = {torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """The largest difference from the intervened model, relative to its output; 1e-4 otherwise."""
@@ -117,7 +111,7 @@ def edit(
     """
     specs = _specs(changes)
     for number, each in enumerate(specs):
-        if labels is None and isinstance(_vector_of(each.do), CategoryDifference):
+        if labels is None and needs_labels(each.do):
             raise EditError(f"changes[{number}].do: difference needs `labels`, one for each sample")
     try:
         copy = CleanCopy(model, {})
@@ -148,28 +142,13 @@ def check_target(target: Path) -> None:
 
 
 def _specs(changes: Any) -> list[ChangeSpec]:
-    listed = [changes] if isinstance(changes, Mapping) else changes
     try:
-        found = TypeAdapter(list[ChangeSpec]).validate_python(listed)
-    except ValidationError as error:
-        raise EditError(f"changes: {'; '.join(map(_problem, error.errors()))}") from None
+        found = changes_from(changes)
+    except SpecError as error:
+        raise EditError(str(error)) from None
     if not found:
         raise EditError("changes: there is none")
     return found
-
-
-def _problem(found: Any) -> str:
-    """Return what pydantic found wrong in a change."""
-    where, key = ".".join(map(str, found["loc"])), found["loc"][-1]
-    near = did_you_mean(key, ChangeSpec.model_fields) if found["type"] == "extra_forbidden" else ""
-    return f"{where}: {found['msg']}{near}"
-
-
-def _vector_of(do: Any) -> Any:
-    """Return what a change adds, or projects off."""
-    if isinstance(do, ProjectionChange):
-        return do.project_off
-    return do.add if isinstance(do, AddChange) else None
 
 
 def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import (
     AfterValidator,
@@ -12,10 +12,12 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
+    TypeAdapter,
+    ValidationError,
     model_validator,
 )
 
-from comgra_decl.errors import did_you_mean
+from comgra_decl.errors import SpecError, did_you_mean
 from comgra_decl.records import INTERVENTION_PREFIX
 from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 from comgra_decl.spec.keep import checked_target
@@ -32,6 +34,12 @@ ATTENTION = "attention"
 
 PATTERN_PARTS = {"head": 1, "query": 2, "key": 3}
 """The dimension of each part of an attention pattern, which is [samples, heads, queries, keys]."""
+
+OF_SEQUENCES = ("position", "token", "query", "key")
+"""The parts that are positions of a sequence."""
+
+KEY = "key"
+"""The part of an attention pattern that contains all positions so far, also with a cache."""
 
 _GRADIENTS = ("output_grad", "input_grad", "parameter_grad", "grad")
 
@@ -101,7 +109,7 @@ class RecordedSpec(SpecModel):
     """
 
     run: Annotated[str, Field(min_length=1)]
-    """The folder of the run; of a group, its newest run."""
+    """The folder of the run; of a group, its newest run, except the one that is being recorded."""
 
     step: Int | None = None
     """The step; null: the last one."""
@@ -579,19 +587,52 @@ def _with_swept(parts: dict[str, PartSpec], swept: Iterable[str]) -> dict[str, P
     return {**parts, **{name: PartSpec() for name in swept if name not in parts}}
 
 
+def changes_from(given: object) -> list[ChangeSpec]:
+    """Return the changes of a call outside of training, which are one mapping or several.
+
+    Raises:
+        SpecError: they are invalid.
+    """
+    listed = [given] if isinstance(given, Mapping) else given
+    try:
+        return TypeAdapter(list[ChangeSpec]).validate_python(listed)
+    except ValidationError as error:
+        raise SpecError([f"changes: {_problem(found)}" for found in error.errors()]) from None
+
+
+def _problem(found: Any) -> str:
+    """Return what pydantic found wrong in a change."""
+    where, key = ".".join(map(str, found["loc"])), (found["loc"] or ("",))[-1]
+    near = did_you_mean(key, ChangeSpec.model_fields) if found["type"] == "extra_forbidden" else ""
+    return f"{where}: {found['msg']}{near}"
+
+
+def needs_labels(do: Change) -> bool:
+    """Return whether a change is a difference between the samples with two labels."""
+    vector = do.add if isinstance(do, AddChange) else None
+    vector = do.project_off if isinstance(do, ProjectionChange) else vector
+    return isinstance(vector, CategoryDifference)
+
+
 def intervention_type(name: str) -> str:
     """Return the type of execution of an intervention's records."""
     return INTERVENTION_PREFIX + name
 
 
-def unknown_probes(
-    interventions: Mapping[str, InterventionSpec], probes: Iterable[str]
-) -> list[str]:
-    """Return a sentence for each intervention on a probe that does not exist."""
+class OfProbe(Protocol):
+    """A declaration that belongs to a probe."""
+
+    @property
+    def of(self) -> str:
+        """The probe."""
+
+
+def unknown_probes(key: str, declared: Mapping[str, OfProbe], probes: Iterable[str]) -> list[str]:
+    """Return a sentence for each declaration under a key whose probe does not exist."""
     known = [*probes]
     return [
-        f"interventions.{name}.of: there is no probe {each.of!r} "
+        f"{key}.{name}.of: there is no probe {each.of!r} "
         f"({', '.join(known) or 'none is declared'}){did_you_mean(each.of, known)}"
-        for name, each in interventions.items()
+        for name, each in declared.items()
         if each.of not in known
     ]

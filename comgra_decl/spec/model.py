@@ -236,7 +236,7 @@ class Spec(SpecModel):
 
     @model_validator(mode="after")
     def _interventions_have_probes(self) -> Spec:
-        problems = unknown_probes(self.interventions, self.probes)
+        problems = unknown_probes("interventions", self.interventions, self.probes)
         if problems:
             raise ValueError("; ".join(problems))
         return self

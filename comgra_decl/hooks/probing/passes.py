@@ -24,6 +24,7 @@ from comgra_decl.hooks.probing.places import (
     Region,
     Target,
     chosen,
+    chosen_in_sequence,
     mask,
     of_samples,
     picked,
@@ -32,7 +33,14 @@ from comgra_decl.hooks.probing.places import (
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.boundaries import input_role
-from comgra_decl.spec.interventions import ATTENTION, ChangeSpec, ProjectionChange, RecordedSpec
+from comgra_decl.spec.interventions import (
+    ATTENTION,
+    KEY,
+    OF_SEQUENCES,
+    ChangeSpec,
+    ProjectionChange,
+    RecordedSpec,
+)
 from comgra_decl.torch_private import with_functions
 
 
@@ -163,7 +171,7 @@ class Edit(Target):
         """
         path = call.path
         try:
-            regions = self._regions(path, tensor, heads)
+            regions = self._regions(path, tensor, heads, samples.start)
             if not regions:
                 return tensor
             divisions = self.divisions(path, tensor, heads)
@@ -204,12 +212,25 @@ class Edit(Target):
             raise ProbeError(of_samples(along, tensor))
 
     def _regions(
-        self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
+        self,
+        path: str,
+        tensor: torch.Tensor,
+        heads: Callable[[str], int | None],
+        start: int | None,
     ) -> list[Region]:
         if self.regions is not None:
             return [region for region in self.regions if region.path in (None, path)]
         divisions = self.divisions(path, tensor, heads)
-        indices = {name: chosen(name, self.parts[name], d.count) for name, d in divisions.items()}
+        indices: dict[str, list[int]] = {}
+        for name, each in divisions.items():
+            part = self.parts[name]
+            if start is None or name not in OF_SEQUENCES:
+                indices[name] = chosen(name, part, each.count)
+                continue
+            first = 0 if name == KEY else start
+            indices[name] = chosen_in_sequence(name, part, each.count, first)
+            if not indices[name]:  # other calls compute these positions
+                return []
         return [Region(None, None, indices)]
 
 
@@ -332,6 +353,10 @@ class Editing(Numbered):
                 new = self._applied(edit, found.tensor, Call(path, edit.spec.role, number))
                 value = with_tensor(value, found.tensor, new)
         return value
+
+    def begin(self, samples: Sampled) -> None:
+        """Take the samples of the next call of the model, if there are several."""
+        self._samples = samples
 
     def _at(self, path: str, number: int, side: str) -> Iterator[Edit]:
         for edit in self._edits:

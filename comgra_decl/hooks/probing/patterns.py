@@ -31,12 +31,15 @@ class Patterns(CallWatch):
     Args:
         attending: receives the weights.
         samples: the number of samples in the batch.
+
+    Attributes:
+        samples: the same; change it between calls of the model.
     """
 
     def __init__(self, attending: Attending, samples: int) -> None:
         super().__init__()
         self._attending = attending
-        self._samples = samples
+        self.samples = samples
 
     def handle(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -58,14 +61,14 @@ class Patterns(CallWatch):
         square = rank == 3 and result.shape[-1] == result.shape[-2]
         if dim not in (-1, rank - 1) or not (rank == 4 or square):
             return result
-        if len(result) != self._samples and (rank == 4 or len(result) % self._samples):
+        if len(result) != self.samples and (rank == 4 or len(result) % self.samples):
             return result
-        by_head = result.reshape(self._samples, -1, *result.shape[-2:])
+        by_head = result.reshape(self.samples, -1, *result.shape[-2:])
         changed = self._attending.attended(by_head)
         return result if changed is by_head else changed.reshape(result.shape)
 
     def _of_fused(self, result: torch.Tensor, call: FusedCall) -> torch.Tensor:
-        if call.query.dim() != 4 or len(call.query) != self._samples:
+        if call.query.dim() != 4 or len(call.query) != self.samples:
             return result
         weights = weights_of(call)
         changed = self._attending.attended(weights)

@@ -309,6 +309,29 @@ def chosen(name: str, part: PartSpec, count: int) -> list[int]:
     return [index % count for index in part.only]
 
 
+def chosen_in_sequence(name: str, part: PartSpec, count: int, start: int) -> list[int]:
+    """Return the parts to change of a tensor that contains some positions of a sequence.
+
+    Args:
+        name: the name of the part.
+        part: its declaration, whose positions are counted from the start of the sequence.
+        count: the number of positions in the tensor.
+        start: the first of them.
+
+    Raises:
+        ProbeError: a position is counted from the end, which is not known yet.
+    """
+    if part.only is None:
+        return [*range(count)]
+    for index in part.only:
+        if index < 0:
+            raise ProbeError(
+                f"{name}: {index} counts from the end of a sequence that is still being generated; "
+                "count from its start"
+            )
+    return [index - start for index in part.only if start <= index < start + count]
+
+
 class Region(NamedTuple):
     """Parts of a tensor, of which only the elements that belong to all are meant.
 

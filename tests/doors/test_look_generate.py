@@ -1,0 +1,476 @@
+"""`comgra.look` of a method such as `generate`: a record for each call of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import comgra_decl as comgra
+from comgra_decl.errors import CallError, SpecError
+
+VOCABULARY, WIDTH, HEADS, LENGTH, NEW = 50, 16, 2, 7, 4
+OUTPUTS = {"nodes": {"all": {"select": "**", "capture": ["output"]}}, "graph": False}
+
+
+class Block(nn.Module):
+    """Attention with a cache, and a perceptron."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = HEADS
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 32), nn.GELU(), nn.Linear(32, WIDTH))
+
+    def forward(self, x: Tensor, past: list[Tensor]) -> Tensor:
+        parts = self.qkv(x).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        if past:
+            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        past[:] = [k, v]
+        scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+        queries, keys = scores.shape[-2:]
+        later = torch.ones(queries, keys, dtype=torch.bool).triu(1 + keys - queries)
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        x = x + self.out((weights @ v).transpose(1, 2).flatten(-2))
+        return x + self.mlp(x)
+
+
+class Language(nn.Module):
+    """A language model with a `generate` of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks = nn.Embedding(VOCABULARY, WIDTH), nn.ModuleList([Block(), Block()])
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, tokens: Tensor, past: list[list[Tensor]] | None = None) -> Tensor:
+        x = self.embed(tokens)
+        for number, block in enumerate(self.blocks):
+            x = block(x, [] if past is None else past[number])
+        return self.head(x)
+
+    @torch.no_grad()
+    def generate(
+        self, tokens: Tensor, new: int = NEW, *, sample: bool = False, window: int | None = None
+    ) -> Tensor:
+        past: list[list[Tensor]] | None = None if window else [[] for _ in self.blocks]
+        given = tokens
+        for _ in range(new):
+            logits = self(given if window is None else given[:, -window:], past)[:, -1]
+            drawn = torch.multinomial(logits.softmax(-1), 1)
+            token = drawn if sample else logits.argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, token], 1)
+            given = token if window is None else tokens
+        return tokens
+
+
+def small() -> tuple[Language, Tensor]:
+    torch.manual_seed(0)
+    return Language().eval(), torch.randint(VOCABULARY, (3, LENGTH))
+
+
+Change = Callable[[Tensor, int], Tensor]
+"""Receives a tensor and the number of the call."""
+
+
+@contextmanager
+def hooked(module: nn.Module, change: Change, *, before: bool = False) -> Iterator[None]:
+    """Change the first output, or the first input, with a plain hook."""
+    calls = iter(range(1000))
+
+    def on_input(_: nn.Module, args: Any) -> Any:
+        return (change(args[0], next(calls)), *args[1:])
+
+    def on_output(_: nn.Module, _args: Any, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return change(output, next(calls))
+        return (change(output[0], next(calls)), *output[1:])
+
+    handle = (
+        module.register_forward_pre_hook(on_input)
+        if before
+        else module.register_forward_hook(on_output)
+    )
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def seen(model: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the first output of all calls of each module, with plain hooks."""
+    found: dict[str, list[Tensor]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            first = output if isinstance(output, Tensor) else next(iter(output), None)
+            if isinstance(first, Tensor):
+                found.setdefault(name, []).append(first.detach().clone())
+
+        return hook
+
+    handles = [m.register_forward_hook(keep(name)) for name, m in model.named_modules() if name]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def are_those_of_hooks(found: comgra.Look, values: dict[str, list[Tensor]], *, most: int) -> None:
+    compared = 0
+    for path, calls in values.items():
+        nodes = found.slots[(found.slots["node"] == path) & (found.slots["pass"] == "forward")]
+        if len(calls) != len(found.calls) or not len(nodes):
+            continue  # a module that the model calls several times, or that a wrapper hides
+        slot = found.slot(path, role=nodes["role"].iloc[0])
+        for step, expected in enumerate(calls):
+            value = slot.value(step, type="eval")
+            assert np.array_equal(value.reshape(expected.shape), expected.numpy()), (path, step)
+        compared += 1
+    assert compared >= most
+
+
+def test_each_call_of_a_generation_is_a_record_with_the_values_of_plain_hooks() -> None:
+    model, tokens = small()
+    with seen(model) as values:
+        expected = model.generate(tokens)
+    before = torch.get_rng_state()
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate")
+    assert torch.equal(found.output, expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert found.calls["first"].tolist() == [0, LENGTH, LENGTH + 1, LENGTH + 2]
+    assert found.calls["last"].tolist() == [LENGTH - 1, LENGTH, LENGTH + 1, LENGTH + 2]
+    assert found.notes()["text"].tolist() == [
+        "positions 0 to 6",
+        *(f"position {p}" for p in (7, 8, 9)),
+    ]
+    are_those_of_hooks(found, values, most=10)
+
+
+def test_values_of_all_calls_join_to_those_of_the_whole_sequence() -> None:
+    model, tokens = small()
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate")
+    whole = comgra.look(model, found.output[:, :-1], spec=OUTPUTS)
+    joined = found.sequence("blocks.1")
+    assert joined.shape == (3, LENGTH + NEW - 1, WIDTH)
+    assert np.allclose(joined, whole.slot("blocks.1").value(0, type="eval"), atol=1e-6)
+    with pytest.raises(CallError, match=r"needs \[samples, positions, \.\.\.\]"):
+        whole.sequence("blocks.1")
+
+
+@pytest.mark.parametrize("window", [20, LENGTH])
+def test_positions_are_those_of_the_sequence_without_a_cache(window: int) -> None:
+    model, tokens = small()
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", window=window)
+    assert torch.equal(found.output, model.generate(tokens, window=window))
+    assert found.calls["last"].tolist() == [6, 7, 8, 9]
+    assert found.calls["first"].tolist() == ([0, 0, 0, 0] if window > LENGTH else [0, 1, 2, 3])
+    if window > LENGTH:
+        whole = comgra.look(model, found.output[:, :-1], spec=OUTPUTS)
+        value = whole.slot("blocks.1").value(0, type="eval")
+        assert np.allclose(found.sequence("blocks.1"), value, atol=1e-6)
+
+
+def test_sampling_draws_the_numbers_of_the_program() -> None:
+    model, tokens = small()
+    torch.manual_seed(3)
+    expected = model.generate(tokens, sample=True)
+    torch.manual_seed(3)
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", sample=True)
+    assert torch.equal(found.output, expected)
+
+
+STEER = torch.linspace(-3, 3, WIDTH)
+
+
+def _steered(x: Tensor, _: int) -> Tensor:
+    return x + 2.0 * STEER
+
+
+def _without_head(x: Tensor, _: int) -> Tensor:
+    return torch.cat([x[..., : WIDTH // 2], torch.zeros_like(x[..., WIDTH // 2 :])], -1)
+
+
+def _eighth_position(x: Tensor, call: int) -> Tensor:
+    return x + STEER if call == 1 else x
+
+
+def _two_positions(x: Tensor, call: int) -> Tensor:
+    if call == 0:
+        x = x.clone()
+        x[:, 5] = 0
+    return torch.zeros_like(x) if call == 2 else x
+
+
+def _prompt(x: Tensor, call: int) -> Tensor:
+    return x * 0.5 if call == 0 else x
+
+
+CHANGES: dict[str, tuple[dict[str, Any], str, bool, Change]] = {
+    "steering": ({"do": {"add": STEER.tolist(), "scale": 2.0}}, "blocks.0", False, _steered),
+    "a head": (
+        {"role": "input", "parts": {"head": [1]}, "do": "zero"},
+        "blocks.0.out",
+        True,
+        _without_head,
+    ),
+    "one generated position": (
+        {"parts": {"position": [LENGTH]}, "do": {"add": STEER.tolist()}},
+        "blocks.0",
+        False,
+        _eighth_position,
+    ),
+    "positions of the prompt and of the text": (
+        {"parts": {"position": [5, LENGTH + 1]}, "do": "zero"},
+        "blocks.1",
+        False,
+        _two_positions,
+    ),
+    "the first call": ({"iteration": 0, "do": {"scale": 0.5}}, "blocks.1.mlp", False, _prompt),
+}
+
+
+@pytest.mark.parametrize("sample", [False, True])
+@pytest.mark.parametrize("name", CHANGES)
+def test_changes_are_those_of_plain_hooks(name: str, sample: bool) -> None:
+    keys, path, before, change = CHANGES[name]
+    model, tokens = small()
+    torch.manual_seed(1)
+    with hooked(model.get_submodule(path), change, before=before), seen(model) as values:
+        expected = model.generate(tokens, sample=sample)
+    torch.manual_seed(1)
+    found = comgra.look(
+        model,
+        tokens,
+        spec=OUTPUTS,
+        call="generate",
+        changes={"select": path, **keys},
+        sample=sample,
+    )
+    assert torch.equal(found.output, expected)
+    are_those_of_hooks(found, values, most=10)
+    assert "elements in" in found.changes[0]
+
+
+def test_means_and_patches_are_those_of_the_same_call_without_changes() -> None:
+    model, tokens = small()
+    with seen(model) as clean:
+        model.generate(tokens)
+    sources: list[tuple[Any, Callable[[Tensor], Tensor]]] = [
+        ("mean", lambda x: x.mean(0, keepdim=True).expand_as(x)),
+        ({"patch": "other"}, lambda x: x.roll(-1, 0)),
+    ]
+    for do, source in sources:
+        values = [source(value) for value in clean["blocks.0.mlp"]]
+
+        def change(_: Tensor, call: int, values: list[Tensor] = values) -> Tensor:
+            return values[call]
+
+        with hooked(model.get_submodule("blocks.0.mlp"), change), seen(model) as expected:
+            tokens_then = model.generate(tokens)
+        changes = {"select": "blocks.0.mlp", "do": do}
+        found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", changes=changes)
+        assert torch.equal(found.output, tokens_then)
+        are_those_of_hooks(found, expected, most=10)
+
+
+def test_the_prompt_is_patched_from_another_generation(tmp_path: Path) -> None:
+    model, tokens = small()
+    other = comgra.look(model, tokens.flip(1), spec=OUTPUTS, call="generate")
+    other.save(tmp_path / "other")
+    value = torch.from_numpy(other.slot("blocks.0").value(0, type="eval"))
+    with hooked(model.get_submodule("blocks.0"), lambda x, call: value if call == 0 else x):
+        expected = model.generate(tokens)
+    patch = {"run": str(tmp_path / "other"), "step": 0}
+    changes = [{"select": "blocks.0", "iteration": 0, "do": {"patch": patch}}]
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", changes=changes)
+    assert torch.equal(found.output, expected)
+
+
+def test_a_head_without_attention_is_a_head_that_writes_nothing() -> None:
+    model, tokens = small()
+    pattern = {"select": "blocks.0", "role": "attention", "parts": {"head": [1]}, "do": "zero"}
+    head = {"select": "blocks.0.out", "role": "input", "parts": {"head": [1]}, "do": "zero"}
+    by_pattern, by_head = (
+        comgra.look(model, tokens, spec=OUTPUTS, call="generate", changes=change)
+        for change in (pattern, head)
+    )
+    assert torch.equal(by_pattern.output, by_head.output)
+    one, other = (each.sequence("blocks.1") for each in (by_pattern, by_head))
+    assert np.allclose(one, other, atol=1e-6)
+
+
+def test_a_key_is_a_position_of_the_whole_sequence() -> None:
+    model, tokens = small()
+    change = {"select": "blocks.0", "role": "attention", "parts": {"key": [2]}, "do": "zero"}
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", changes=change)
+    whole = comgra.look(model, found.output[:, :-1], spec=OUTPUTS, changes=change)
+    value = whole.slot("blocks.1").value(0, type="eval")
+    assert np.allclose(found.sequence("blocks.1"), value, atol=1e-6)
+
+
+def test_changes_of_a_single_call_have_the_gradients_of_plain_hooks() -> None:
+    model, tokens = small()
+
+    def loss(output: Tensor) -> Tensor:
+        return F.cross_entropy(output.flatten(0, 1), tokens.flatten())
+
+    changes = [
+        {"select": "blocks.0", "do": {"add": STEER.tolist(), "scale": 2.0}},
+        {"select": "blocks.0.out", "role": "input", "parts": {"head": [1]}, "do": "zero"},
+        {"select": "head", "role": "weight", "do": {"scale": 0.5}},
+    ]
+    found = comgra.look(model, tokens, loss=loss, changes=changes)
+    with torch.no_grad():
+        model.head.weight.mul_(0.5)
+    block, out = model.get_submodule("blocks.0"), model.get_submodule("blocks.0.out")
+    with hooked(block, _steered), hooked(out, _without_head, before=True):
+        loss(model(tokens)).backward()
+    for name in ("embed", "blocks.0.qkv", "blocks.1.out", "head"):
+        gradient = found.slot(name, role="weight", of="grad").value(0)[0]
+        expected = model.get_parameter(f"{name}.weight").grad
+        assert expected is not None
+        assert np.array_equal(gradient, expected.numpy()), name
+    assert len(found.changes) == 3
+    assert found.output is None
+    assert found.calls.empty
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"select": "block.0", "do": "zero"}, r"changes\[0\].select: 'block.0' matches no"),
+        ({"select": "embed", "do": "nothing"}, "changes: 0.do: unknown change"),
+        ({"select": "embed", "part": {}, "do": "zero"}, "did you mean 'parts'"),
+        (
+            {"select": "embed", "parts": {"position": [99]}, "do": "zero"},
+            r"no selected module \(embed\) has a call with 'output' and the parts position",
+        ),
+        ({"select": "embed", "iteration": 9, "do": "zero"}, "has 10 calls with 'output'"),
+        ({"select": "embed", "parts": {"position": [-1]}, "do": "zero"}, "count from its start"),
+        ({"select": "embed", "do": {"add": {"difference": [0, 1]}}}, "difference needs labels"),
+        ({"select": "embed", "do": {"add": [1.0, 2.0, 3.0]}}, "cannot be broadcast"),
+    ],
+)
+def test_a_change_that_is_not_possible_is_refused(changes: dict[str, Any], message: str) -> None:
+    model, tokens = small()
+    with pytest.raises((CallError, SpecError), match=message):
+        comgra.look(model, tokens, spec=OUTPUTS, call="generate", changes=changes)
+
+
+def test_what_a_method_cannot_have_is_refused() -> None:
+    model, tokens = small()
+    with pytest.raises(CallError, match="did you mean"):
+        comgra.look(model, tokens, call="generat")
+    with pytest.raises(CallError, match="a loss belongs to one call"):
+        comgra.look(model, tokens, call="generate", loss=lambda output: output.sum())
+    saliency = {"why": {"method": "saliency"}}
+    with pytest.raises(CallError, match="pictures belong to one call"):
+        comgra.look(model, tokens, call="generate", pictures=saliency)
+    zero = {"select": "embed", "do": "zero"}
+    with pytest.raises(CallError, match="pictures are made of the unchanged model"):
+        comgra.look(model, tokens, pictures=saliency, changes=zero)
+
+
+# -- transformers ------------------------------------------------------------------------------
+
+
+def gpt2(transformers: Any, **more: Any) -> Any:
+    config = transformers.GPT2Config(
+        n_layer=2, n_head=HEADS, n_embd=WIDTH, vocab_size=VOCABULARY, n_positions=64,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0, **more,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def llama(transformers: Any) -> Any:
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=HEADS, hidden_size=WIDTH,
+        intermediate_size=32, vocab_size=VOCABULARY, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def padded() -> dict[str, Any]:
+    """Return two prompts, the second one two tokens shorter."""
+    torch.manual_seed(2)
+    tokens, mask = (
+        torch.randint(1, VOCABULARY, (2, LENGTH)),
+        torch.ones(2, LENGTH, dtype=torch.long),
+    )
+    tokens[1, :2], mask[1, :2] = 0, 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+OF_TRANSFORMERS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
+    "GPT-2": (gpt2, "transformer.h.0", "transformer.h.0.attn.c_proj"),
+    "Llama": (llama, "model.layers.0", "model.layers.0.self_attn.o_proj"),
+}
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_generations_of_transformers_are_those_of_plain_hooks(
+    name: str, dtype: torch.dtype
+) -> None:
+    make, layer, out = OF_TRANSFORMERS[name]
+    model = make(pytest.importorskip("transformers")).to(dtype)
+    how: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "call": "generate"}
+    heads = 4 if name == "Llama" else HEADS
+    size = WIDTH // heads
+
+    def without_head(x: Tensor, _: int) -> Tensor:
+        return torch.cat(
+            [x[..., :size], torch.zeros_like(x[..., size : 2 * size]), x[..., 2 * size :]], -1
+        )
+
+    torch.manual_seed(5)
+    plain = model.generate(**padded(), max_new_tokens=NEW, do_sample=True)
+    torch.manual_seed(5)
+    assert torch.equal(comgra.look(model, spec=OUTPUTS, **padded(), **how).output, plain)
+    torch.manual_seed(5)
+    steered = hooked(model.get_submodule(layer), lambda x, _: x + 2.0 * STEER.to(dtype))
+    ablated = hooked(model.get_submodule(out), without_head, before=True)
+    with steered, ablated, seen(model) as values:
+        expected = model.generate(**padded(), max_new_tokens=NEW, do_sample=True)
+    torch.manual_seed(5)
+    changes = [
+        {"select": layer, "do": {"add": STEER.tolist(), "scale": 2.0}},
+        {"select": out, "role": "input", "parts": {"head": [1]}, "do": "zero"},
+    ]
+    found = comgra.look(model, spec=OUTPUTS, changes=changes, **padded(), **how)
+    assert torch.equal(found.output, expected)
+    assert found.calls["last"].tolist() == [6, 7, 8, 9]
+    if dtype is torch.float32:
+        are_those_of_hooks(found, values, most=12)
+
+
+@pytest.mark.slow  # imports transformers
+def test_an_encoder_and_beams_are_records_too() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        num_layers=1, d_model=WIDTH, d_kv=8, d_ff=32, num_heads=HEADS, vocab_size=VOCABULARY,
+        decoder_start_token_id=0, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    how: dict[str, Any] = {"max_new_tokens": 3, "num_beams": 2, "do_sample": False}
+    found = comgra.look(model, spec=OUTPUTS, call="generate", **padded(), **how)
+    assert torch.equal(found.output, model.generate(**padded(), **how))
+    assert found.calls["module"].tolist() == ["encoder", "", "", ""]
+    assert found.calls["first"].tolist() == [0, 0, 1, 2]
+    assert found.slot("decoder.block.0.layer.0.SelfAttention.q").value(2, type="eval").shape[0] == 4
+    assert found.sequence("decoder.block.0.layer.0.SelfAttention.q").shape == (4, 3, WIDTH)
