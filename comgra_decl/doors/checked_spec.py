@@ -234,6 +234,9 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, picture in pictures.items() if isinstance(pictures, Mapping) else ():
         for key in ("method", "measure"):
             yield f"pictures.{name}.{key}", _get(picture, key)
+    dictionaries = content.get("dictionaries")
+    for name, each in dictionaries.items() if isinstance(dictionaries, Mapping) else ():
+        yield f"dictionaries.{name}.load", _get(each, "load")
     interventions = content.get("interventions")
     for name, each in interventions.items() if isinstance(interventions, Mapping) else ():
         where, first = f"interventions.{name}", _get(each, "first")

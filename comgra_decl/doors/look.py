@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from comgra_decl.annotations import note
@@ -25,6 +26,7 @@ from comgra_decl.doors import environment
 from comgra_decl.errors import CallError, ProbeError, SpecError, did_you_mean, shown
 from comgra_decl.hooks.probing.changed_calls import ChangedCalls
 from comgra_decl.hooks.probing.copying import CleanCopy, unwrapped
+from comgra_decl.hooks.probing.dictionaries import attach
 from comgra_decl.hooks.probing.loading import EXTRA_STATE, load
 from comgra_decl.hooks.probing.method_calls import MethodCalls, ModelCall
 from comgra_decl.hooks.probing.seclusion import Autocast, undisturbed
@@ -35,8 +37,9 @@ from comgra_decl.query.checkpoints import Checkpoint, all_tensors, as_tensor
 from comgra_decl.record.context import RunContext
 from comgra_decl.record.recalling import Recalling
 from comgra_decl.record.session import Session
+from comgra_decl.spec.dictionaries import DictionaryPlace
 from comgra_decl.spec.interventions import ChangeSpec, changes_from, needs_labels
-from comgra_decl.spec.probes import probe_type
+from comgra_decl.spec.probes import ProbeName, probe_type
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -173,6 +176,7 @@ def look(
     loss: Loss | None = None,
     pictures: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
+    dictionaries: Mapping[str, Mapping[str, Any]] | None = None,
     call: str = "forward",
     **kwargs: Any,
 ) -> Look:
@@ -208,6 +212,9 @@ def look(
             through a copy, and with them, the call itself is made with gradients enabled.
         changes: what is changed in the model while it is called: one or several mappings with the
             keys of an intervention: `select`, `exclude`, `role`, `iteration`, `parts` and `do`.
+        dictionaries: sparse autoencoders and transcoders by name, as in a spec but with the object
+            as `module` instead of `of` and `load`: `{"sae": {"select": "blocks.3", "module": sae}}`
+            for `cache.slot("blocks.3.sae")`. `changes` may select them.
         call: the method to call instead of the model, such as "generate", which calls the model
             several times. Each of these calls is a record. In `changes`, positions are then counted
             from the start of the sequence.
@@ -226,6 +233,7 @@ def look(
     _check(model, loss)
     _check_method(model, call, loss=loss, pictures=pictures)
     specs = _changes(changes)
+    described = _dictionaries(dictionaries)
     content = _declared(spec, pictures)
     if specs and content["pictures"]:
         raise CallError(
@@ -247,6 +255,10 @@ def look(
                 )
             if weights is not None:
                 load(own.module, _tensors(weights))
+            for name, (place, module) in described.items():
+                path = attach(own, name, place, module, where=f"dictionaries[{name!r}]")
+                node = {"select": [{"path": path}], "values": True}
+                content["nodes"][f"dictionary {name}"] = node
             args, named = _inputs(inputs, kwargs, own)
             stack.enter_context(torch.set_grad_enabled(gradient))
             stack.enter_context(Autocast.now(own.device.type).again())
@@ -327,6 +339,31 @@ def _changes(given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> list[Cha
                 "have; take it from a run, as in {run: PATH, difference: [A, B]}, or from a file"
             )
     return specs
+
+
+def _dictionaries(given: object) -> dict[str, tuple[DictionaryPlace, Any]]:
+    """Return the dictionaries of a call with their places."""
+    entries = {} if given is None else given
+    if not isinstance(entries, Mapping):
+        raise CallError(f"dictionaries must map names to dictionaries, got {shown(given)}")
+    found = {}
+    for name, entry in entries.items():
+        where = f"dictionaries[{name!r}]"
+        if not (isinstance(entry, Mapping) and "module" in entry):
+            raise CallError(
+                f"{where} must be a mapping with the key 'module', as in "
+                f'{{"select": "blocks.3", "module": sae}}, got {shown(entry)}'
+            )
+        try:
+            checked = TypeAdapter(ProbeName).validate_python(name)
+            place = DictionaryPlace.model_validate(
+                {k: v for k, v in entry.items() if k != "module"}
+            )
+        except ValidationError as error:
+            problems = (".".join(map(str, e["loc"])) + f": {e['msg']}" for e in error.errors())
+            raise CallError(f"{where}: {'; '.join(problems)}") from None
+        found[checked] = (place, entry["module"])
+    return found
 
 
 def _ends(positions: range) -> tuple[int, int]:

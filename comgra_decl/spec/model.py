@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, PrivateAttr, model_validat
 from comgra_decl.errors import did_you_mean
 from comgra_decl.records import COMPUTED_PICTURES
 from comgra_decl.spec.base import Bool, SpecModel
+from comgra_decl.spec.dictionaries import DictionarySpec
 from comgra_decl.spec.interventions import InterventionSpec, unknown_probes
 from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.measured import MemorySpec, ProfileSpec
@@ -101,6 +102,12 @@ class Spec(SpecModel):
     ] = {}
     """Passes of the probes' samples with something changed in the model, such as {of: eyes, select:
     "blocks.3.mlp", do: zero}, under names of your choice. See `docs/interventions.md`."""
+
+    dictionaries: Annotated[
+        dict[ProbeName, DictionarySpec], BeforeValidator(_without_switched_off)
+    ] = {}
+    """Sparse autoencoders and transcoders of the probes, such as {of: eyes, select: "blocks.3",
+    load: {_target_: my_project.load}}, under names of your choice. See `docs/dictionaries.md`."""
 
     perturbations: Bool = False
     """Whether to experiment with copies of small trained models after the last step, for rules that
@@ -236,7 +243,10 @@ class Spec(SpecModel):
 
     @model_validator(mode="after")
     def _interventions_have_probes(self) -> Spec:
-        problems = unknown_probes("interventions", self.interventions, self.probes)
+        problems = [
+            *unknown_probes("interventions", self.interventions, self.probes),
+            *unknown_probes("dictionaries", self.dictionaries, self.probes),
+        ]
         if problems:
             raise ValueError("; ".join(problems))
         return self

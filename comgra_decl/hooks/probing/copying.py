@@ -104,6 +104,7 @@ class CleanCopy:
         inner = unwrapped(root)
         check_whole(root, inner)
         self.moved = host
+        self._traceable = traceable
         self.watch: Watch | None = None
         self.shared: list[str] = []
         try:
@@ -172,6 +173,21 @@ class CleanCopy:
             hook(module, args)
         output = module.forward(*args, **kwargs)
         return output if watch is None or path is None else watch.after(path, module, output)
+
+    def adopt(self, path: str, module: nn.Module, *, host: nn.Module, name: str) -> None:
+        """Add a module to the copy, whose calls are observed like those of the others.
+
+        Args:
+            path: its path.
+            module: the module.
+            host: the module of the copy to which it belongs.
+            name: its name there.
+        """
+        host._modules[name] = module  # assignment would call the program's registration hooks
+        self.paths[id(module)] = path
+        self._modules.append(module)
+        if not self._traceable:
+            self._take_over(module)
 
     def set_mode(self, training: bool | None) -> None:
         """Set the mode of every module, without calling `train`, which programs override.

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from comgra_decl.hooks.plans import ModulePlan, TopPlan
+    from comgra_decl.hooks.probing.dictionaries import Dictionaries
     from comgra_decl.hooks.probing.interventions import Interventions, Made, Recaller
     from comgra_decl.hooks.probing.passes import Study
     from comgra_decl.hooks.tensors.slots import SlotTable
@@ -139,6 +140,7 @@ class Probe:
         self._spec = own = spec.probes[name]
         self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
         self._interventions = _interventions(name, spec, warn=warn, tell=tell)
+        self._dictionaries = _dictionaries(name, spec)
         self._check = check
         self._mask: torch.Tensor | None = None
         self._input_slot = input_slot
@@ -225,7 +227,7 @@ class Probe:
         autocast = Autocast.now(device.type)
         try:
             with secluded(device):
-                copy = CleanCopy(module, paths, host=self._host)
+                copy = self._copied(module, paths)
                 if self._samples is None and self._first is None:
                     self._mask = declared_mask(self._spec.mask)
                     self._take_samples(module, args, kwargs, copy.device)
@@ -246,6 +248,16 @@ class Probe:
             self._warn(f"{device} lacks memory for a copy of the model, so the copy is on the CPU")
         took = time.perf_counter() - began
         self.pending = Pending(copy, plan, autocast, iteration, took)
+
+    def _copied(self, module: nn.Module, paths: Mapping[int, str]) -> CleanCopy:
+        """Return a copy of the model with the features of its dictionaries."""
+        copy = CleanCopy(module, paths, host=self._host)
+        if self._dictionaries is not None:
+            try:
+                self._dictionaries.attach(copy)
+            except SpecError as error:
+                raise SystemExit(wrong_spec(error)) from error
+        return copy
 
     def _take_samples(
         self,
@@ -528,6 +540,8 @@ class Probe:
             slot = self._input_slot(input_role(path), pending.iteration)
             self._add(slot, tensor, values=inputs)
         plans = {plan.path: plan for plan in pending.plan.modules}
+        if self._dictionaries is not None:
+            plans |= self._dictionaries.plans(pending.plan.top, values=values)
         return _Reading(
             plans,
             self._recorder,
@@ -623,6 +637,16 @@ def _interventions(
     from comgra_decl.hooks.probing.interventions import Interventions
 
     return Interventions(declared, warn=warn, tell=tell)
+
+
+def _dictionaries(probe: str, spec: Spec) -> Dictionaries | None:
+    """Return the dictionaries of a probe; None if there are none."""
+    declared = {name: each for name, each in spec.dictionaries.items() if each.of == probe}
+    if not declared:
+        return None
+    from comgra_decl.hooks.probing.dictionaries import Dictionaries
+
+    return Dictionaries(declared)
 
 
 class _Reading:

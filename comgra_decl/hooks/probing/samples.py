@@ -13,6 +13,7 @@ from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.probing.places import with_tensor
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
 from comgra_decl.hooks.tensors.boundaries import input_role
+from comgra_decl.spec.dictionaries import DictionaryFunction
 from comgra_decl.spec.interventions import FunctionChange, FunctionMeasure
 from comgra_decl.spec.probes import BatchFunction, BatchValues, ProbeSpec
 from comgra_decl.stats.sample_selection import balanced
@@ -196,7 +197,9 @@ def given_samples(
     return replace(samples, labels=[str(labels[place]) for place in samples.places])
 
 
-def call_named(function: BatchFunction | FunctionChange | FunctionMeasure, *arguments: Any) -> Any:
+def call_named(
+    function: BatchFunction | FunctionChange | FunctionMeasure | DictionaryFunction, *arguments: Any
+) -> Any:
     """Return the result of a function that the spec names, called with its further keys as well."""
     return imported(function.target)(*arguments, **(function.model_extra or {}))
 

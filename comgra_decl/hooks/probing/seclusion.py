@@ -83,6 +83,19 @@ def secluded(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
+def unseen() -> Iterator[None]:
+    """Hide the calls of modules in this thread from tracing."""
+    mine = this_thread.number
+    outer = mine in SECLUDED
+    SECLUDED.add(mine)
+    try:
+        yield
+    finally:
+        if not outer:
+            SECLUDED.discard(mine)
+
+
+@contextmanager
 def undisturbed() -> Iterator[None]:
     """Run a copy, observed by a tracer of its own, without effects on the program.
 
