@@ -14,7 +14,7 @@ from comgra_decl.errors import UnknownNameError
 from comgra_decl.pictures.tiles import tiled
 from comgra_decl.query import Run, Slot
 from comgra_decl.query.chunks import Chunk
-from comgra_decl.records import PICTURE_PREFIX, SHOWN, Note, SlotInfo, SlotKey
+from comgra_decl.records import PICTURE_PREFIX, PROBE_PREFIX, SHOWN, Note, SlotInfo, SlotKey
 from comgra_decl.sinks import About, Feed, Graph, Metrics, Moment, Records, Sink, graph_of, naming
 from comgra_decl.sinks.making import about_of
 
@@ -28,7 +28,7 @@ _MAPS = {("height", "width"), ("query", "key")}
 
 
 def forward(content: Content, sink: Sink) -> list[SlotKey]:
-    """Pass the selected part of a run to a sink.
+    """Pass the selected part of a run to a sink; the caller ends it.
 
     Returns:
         The selected tensors.
@@ -67,7 +67,6 @@ def forward(content: Content, sink: Sink) -> list[SlotKey]:
     document = run.document("findings")
     for finding in (document or {}).get("findings", []):
         feed.findings({"findings": [finding]}, clock.at(int(finding["first_step"])))
-    sink.end(run.state)
     return [*feed.chosen.values()]
 
 
@@ -157,9 +156,10 @@ def _pictures(content: Content, clock: Clock) -> Iterator[tuple[Moment, SlotKey,
     run = content.run
     keys = [slot.key for slot in run.arrays.slots if content.selection.pictured(slot.key)]
     for key in [key for key in keys if key.pass_ != SHOWN][:_PICTURES]:
-        for step in _spread(run.steps.tolist()):
+        name = key.pass_.removeprefix(PICTURE_PREFIX)
+        for step in _spread(_steps_of(run, name)):
             with suppress(UnknownNameError):
-                picture = run.picture(key.pass_.removeprefix(PICTURE_PREFIX), step, key.node)
+                picture = run.picture(name, step, key.node)
                 yield Moment(step, clock.at(step)), key, picture.values
     for name, steps in [*run.shown.groupby("name", sort=False)["step"]][:_PICTURES]:
         for step in _spread(sorted({*steps.tolist()})):
@@ -167,6 +167,15 @@ def _pictures(content: Content, clock: Clock) -> Iterator[tuple[Moment, SlotKey,
             kind = "text" if isinstance(value, str) else "image"
             array = np.frombuffer(value.encode(), np.uint8) if isinstance(value, str) else value
             yield Moment(step, clock.at(step)), SlotKey(str(name), kind, 0, SHOWN), array[None]
+
+
+def _steps_of(run: Run, picture: str) -> list[int]:
+    """Return the steps of the records that can have a picture: those of its probe."""
+    declared = run.spec.pictures.get(picture)
+    if declared is None or declared.of is None:
+        return [int(step) for step in run.steps]
+    steps = run.records.query("type == @type", local_dict={"type": f"{PROBE_PREFIX}{declared.of}"})
+    return sorted({*steps["step"].tolist()})
 
 
 def _previews(slot: Slot, run: Run) -> Iterator[tuple[int, NDArray[np.float64]]]:

@@ -130,7 +130,7 @@ class TensorBoardSink:
         metadata = needed("tensorboard.plugins.hparams.metadata", EXTRA)
         data = needed("tensorboard.plugins.hparams.plugin_data_pb2", EXTRA)
         told = metadata.create_summary_metadata(data.HParamsPluginData(**{part: content}))
-        tag = f"_hparams_/{part.removesuffix('_info')}"
+        tag = f"_hparams_/{part}"
         value = self._summary.Summary.Value(tag=tag, metadata=told)
         self._add(at, self._summary.Summary(value=[value]))
 

@@ -18,15 +18,12 @@ from torch import nn
 import comgra_decl as comgra
 from comgra_decl.errors import MissingPackageError, SelectionError
 from comgra_decl.export import export_run
-from comgra_decl.export import tensorboard as writing
 from comgra_decl.query import Run, open_run
-from comgra_decl.records import SlotKey
 from comgra_decl.sinks import Selection
 from comgra_decl.sinks.naming import SeriesName, of_tensor, parsed
-from comgra_decl.store import RunWriter
 from tests.query.conftest import NODES
-from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
+from tests.support.traced import traced, train
 
 accumulating = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
@@ -157,62 +154,29 @@ def test_nodes_whose_names_tensorboard_would_write_alike_stay_apart(tmp_path: Pa
         assert names.get(source, source) in nodes[names.get(sink, sink)]
 
 
-def test_settings_are_hyperparameters_of_the_same_run(run: Run, logs: Any) -> None:
-    plugin = pytest.importorskip("tensorboard.plugins.hparams.metadata")
-    told = logs.SummaryMetadata("_hparams_/session_start").plugin_data.content
-    settings = plugin.parse_session_start_info_plugin_data(told).hparams
-    assert settings["model.layers"].number_value == 2
-    assert settings["optimizer.lr"].number_value == run.config["optimizer"]["lr"]  # type: ignore[index]
-    files = list(Path(logs.path).rglob("events.*"))
-    assert len(files) == 1
-
-
-def test_the_projector_gets_the_recorded_values(run: Run, logs: Any) -> None:
-    proto = pytest.importorskip("tensorboard.plugins.projector.projector_config_pb2")
-    from google.protobuf import text_format
-
-    folder = Path(logs.path)
-    config = text_format.Parse(
-        (folder / "projector_config.pbtxt").read_text(), proto.ProjectorConfig()
+def test_tensorboard_lists_the_settings_of_one_run(run: Run, logs: Any) -> None:
+    """Asked as its server asks: the HParams page shows what `session_groups` contains."""
+    processing, hparams = "tensorboard.backend.event_processing", "tensorboard.plugins.hparams"
+    api_pb2 = pytest.importorskip(f"{hparams}.api_pb2")
+    runs = pytest.importorskip(f"{processing}.plugin_event_multiplexer").EventMultiplexer()
+    runs.AddRunsFromDirectory(str(Path(logs.path).parent))
+    runs.Reload()
+    assert [*runs.Runs()] == [Path(logs.path).name]
+    provider = pytest.importorskip(f"{processing}.data_provider").MultiplexerDataProvider(runs, "")
+    board = pytest.importorskip("tensorboard.plugins.base_plugin").TBContext(data_provider=provider)
+    context = pytest.importorskip(f"{hparams}.backend_context").Context(board)
+    asked = pytest.importorskip("tensorboard.context").RequestContext()
+    every = api_pb2.ListSessionGroupsRequest(
+        slice_size=10, allowed_statuses=api_pb2.Status.values()
     )
-    step = int(run.steps[-1])
-    tensors = {entry.tensor_name: entry for entry in config.embeddings}
-    entry = tensors[f"head/output/forward at step {step}"]
-    points = np.loadtxt(folder / entry.tensor_path, np.float32, delimiter="\t")
-    truth = run.value("head", step)
-    assert np.array_equal(points, truth.reshape(len(truth), -1), equal_nan=True)
-    labels = (folder / entry.metadata_path).read_text().splitlines()
-    assert len(labels) == 1 + len(points)
-
-
-def test_labels_are_utf_8_and_no_more_values_are_read_than_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual, asked = Path.write_text, []
-
-    def in_ascii(self: Path, data: str, encoding: str = "ascii", **others: Any) -> int:
-        """Stand for the encoding of a locale that lacks most letters."""
-        return usual(self, data, encoding=encoding, **others)
-
-    def points(_: Run, key: SlotKey, __: int) -> Any:
-        asked.append(key)
-        return np.zeros((3, 2), np.float32)
-
-    monkeypatch.setattr(Path, "write_text", in_ascii)
-    monkeypatch.setattr(writing, "_points", points)
-    monkeypatch.setattr(writing, "_MOST_TENSORS", 2)
-    truth = Truth()
-    batch = truth.batch(2, range(5))
-    for info in batch.steps:
-        info.samples, info.extra = [0, 1, 2], {"labels": ["größe", "猫", "c"]}
-    writer = RunWriter.create(tmp_path / "run", truth.meta)
-    writer.commit([batch])
-    writer.close()
-    out = export_run(open_run(tmp_path / "run"), tmp_path / "out", "tensorboard")
-    labels = (out / "projector" / "samples.tsv").read_text(encoding="utf-8")
-    assert [line.split("\t")[2] for line in labels.splitlines()] == ["label", "größe", "猫", "c"]
-    assert len(asked) == 2
-    assert len({*out.glob("projector/[0-9]*.tsv")}) == 2
+    handler = pytest.importorskip(f"{hparams}.list_session_groups").Handler
+    told = handler(asked, context, "", every).run()
+    (group,) = told.session_groups
+    assert group.hparams["model.layers"].number_value == 2
+    assert group.hparams["optimizer.lr"].number_value == run.config["optimizer"]["lr"]  # type: ignore[index]
+    (session,) = group.sessions
+    assert session.status == api_pb2.STATUS_SUCCESS
+    assert session.start_time_secs == pytest.approx(run.started)
 
 
 def test_too_many_series_are_refused_with_a_selection_that_works(run: Run, tmp_path: Path) -> None:
@@ -249,10 +213,6 @@ def test_a_run_without_a_record_and_a_missing_package(
 
 
 def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> None:
-    import torch
-
-    from tests.support.traced import traced, train
-
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU())
     nodes = {"all": {"select": "**", "capture": ["output", "output_grad", "parameter"]}}
     run = traced(
@@ -273,17 +233,15 @@ def test_a_program_sends_the_same_numbers_while_it_trains(tmp_path: Path) -> Non
     for tag in stored.Tags()["scalars"]:
         same = [[(e.step, e.value) for e in each.Scalars(tag)] for each in (live, stored)]
         assert same[0] == same[1]
+        if not tag.startswith("metrics"):  # which have the time of their commit while it trains
+            times = [[e.wall_time for e in each.Scalars(tag)] for each in (live, stored)]
+            assert times[0] == times[1] == run.records["time"].tolist()
     for tag in stored.Tags()["histograms"]:
         assert live.Histograms(tag) == stored.Histograms(tag)
     assert live.Graph() == stored.Graph()
 
 
 def test_pictures_and_what_the_program_shows_arrive_live_as_in_an_export(tmp_path: Path) -> None:
-    import torch
-
-    import comgra_decl as comgra
-    from tests.support.traced import train
-
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 2))
     spec = {
         "nodes": {"all": {"select": "2"}},
@@ -318,11 +276,25 @@ def test_pictures_and_what_the_program_shows_arrive_live_as_in_an_export(tmp_pat
         assert words == ["größe 0", "größe 1", "größe 2"]
 
 
+def test_pictures_of_a_probe_that_runs_seldom_are_all_sent(tmp_path: Path) -> None:
+    """Of 60 training steps, every tenth has a picture."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+    spec = {
+        "nodes": {"all": {"select": "2"}},
+        "preview": False,
+        "probes": {"eyes": {"samples": {"count": 2}, "schedule": {"first": 1, "every": 10}}},
+        "pictures": {"cam": {"method": "occlusion", "of": "eyes", "target": 0, "window": [2, 2]}},
+    }
+    with comgra.trace(spec, root=tmp_path, overrides=["schedule.every=1"]) as session:
+        train(model, torch.randn(4, 1, 4, 4), steps=60)
+    assert session.path is not None
+    logs = read(export_run(open_run(session.path), tmp_path / "logs", "tensorboard"))
+    (tag,) = logs.Tags()["images"]
+    assert [event.step for event in logs.Images(tag)] == [0, 10, 20, 30, 40, 50]
+
+
 def test_a_resumed_run_keeps_the_times_of_its_records(tmp_path: Path) -> None:
     """Records that the second session replaced have numbers, but are left out."""
-    import torch
-
-    import comgra_decl as comgra
 
     def train(steps: int, state: Any = None) -> Any:
         model = torch.nn.Linear(3, 2)
