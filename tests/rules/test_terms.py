@@ -734,13 +734,13 @@ def test_messages_weighed_by_attention(kind: str, tmp_path: Path) -> None:
             weights = (scores[source, :2] + scores[sink, 2:]).sigmoid()
             totals = torch.zeros(40, 2).index_add(0, sink, weights)
             weights = (weights / totals[sink])[..., None]
-            message = {
-                "own": lambda: weights * h[sink],
-                "right": lambda: weights * h[source],
-                "difference": lambda: weights * (h[source] - h[sink]),
-                "scaled by targets": lambda: weights * h[source] * h[sink].sigmoid(),
-            }[kind]
-            sums = torch.zeros(40, 2, 4).index_add(0, sink, message()).flatten(1)
+            messages = {
+                "own": weights * h[sink],
+                "right": weights * h[source],
+                "difference": weights * (h[source] - h[sink]),
+                "scaled by targets": weights * h[source] * h[sink].sigmoid(),
+            }
+            sums = torch.zeros(40, 2, 4).index_add(0, sink, messages[kind]).flatten(1)
             out: Tensor = self.outer(sums)
             return out
 

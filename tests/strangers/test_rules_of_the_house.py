@@ -82,6 +82,7 @@ MAY_OPEN = {
     "store/meta.py": "/proc",
     "store/usage.py": "/proc",
     "store/locking.py": "a folder, to lock it",
+    "store/last_seen.py": "the file that it writes, to sync it",
     "store/compaction.py": "a folder, to sync it; and counts bytes of a database without reading",
     "store/remote.py": "objects in a bucket",
     "rules/contract.py": "the contract that the user names, as text",

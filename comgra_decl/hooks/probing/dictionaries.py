@@ -213,4 +213,4 @@ def _moved(dictionary: Any, device: torch.device) -> Any:
     """Return a dictionary for use on a device, without gradients of its own."""
     if not isinstance(dictionary, nn.Module):
         return dictionary
-    return dictionary.to(device).requires_grad_(requires_grad=False).eval()
+    return dictionary.to(device).requires_grad_(requires_grad=False).train(mode=False)
