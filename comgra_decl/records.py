@@ -384,6 +384,9 @@ Each is a dict with "kind" and "where", the function and line of the program. Th
 - "other rows": "rows" of a prediction were chosen by an index and the target is a slice of a tensor
   with as many rows as that from which they were chosen, but "wrong" of its rows are others. Without
   "where".
+- "turned": the number of images of a batch that fit the map which is target number "target" as it
+  is ("aligned"), and if it is flipped or turned ("turned", by the name of the position). Without
+  "where".
 - "ctc lengths": the "rows" of a batch are sorted by the length of their input, and "input" and
   "target" are their lengths.
 - "sigmoid twice": a "function", a sigmoid or its logarithm, of the result of a sigmoid of "shape".

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from comgra_decl.hooks.tensors.arrangement import codes_in_order, paired_ends
+from comgra_decl.hooks.tensors.turned import turned_maps
 from tests.rules.test_causes_of_strangers import found
 
 WORDS = [f"w{i}" for i in range(30)]
@@ -257,3 +260,92 @@ def test_labels_of_trained_nodes_are_chosen_as_the_nodes_are(
             optimizer.step()
 
     assert ("mispaired_rows" in found(tmp_path, program)) is wrong
+
+
+def blobs(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
+    """Returns 8 maps with a blob of each of two classes."""
+    masks = np.zeros((8, size, size + 8))
+    for each in masks:
+        for kind in (1, 2):
+            y, x = rng.integers(0, size - 4, 2)
+            each[y : y + 4, x : x + 6] = kind
+    return masks
+
+
+@pytest.mark.parametrize(
+    ("turned", "task", "severity"),
+    [
+        (0.5, "classes", "error"),
+        (0.5, "large images", "error"),
+        (0.5, "channels", "error"),
+        (0.0, "classes", None),
+        (1.0, "classes", "hint"),  # may be the task
+        (0.5, "nothing to see", None),
+        (0.5, "flipped together", None),
+    ],
+)
+def test_images_that_are_flipped_without_their_masks(
+    turned: float, task: str, severity: str | None, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    torch.manual_seed(0)
+    model = nn.Conv2d(3, 3, 3, padding=1)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def program() -> None:
+        for _ in range(6):
+            masks = blobs(rng, 16)
+            images = np.where(masks > 0, 1.0, 0.0) + rng.normal(0, 0.3, masks.shape)
+            flips = rng.random(8) < turned
+            images[flips] = images[flips][..., ::-1]
+            if task == "nothing to see":
+                images = rng.normal(0, 1, masks.shape)
+            if task == "flipped together":
+                masks[flips] = masks[flips][..., ::-1]
+            x = torch.tensor(images, dtype=torch.float32)[:, None].repeat(1, 3, 1, 1)
+            if task == "large images":
+                x = F.interpolate(x, scale_factor=4.0)
+            y = F.interpolate(model(x), (16, 24))
+            labels = torch.from_numpy(masks.copy()).long()
+            if task == "channels":
+                loss = F.binary_cross_entropy_with_logits(
+                    y, F.one_hot(labels, 3).movedim(-1, 1).float()
+                )
+            else:
+                loss = F.cross_entropy(y, labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    flip = found(tmp_path, program).get("unmatched_flip")
+    assert (None if flip is None else flip.severity) == severity
+    if flip is not None:
+        assert "flipped from left to right" in flip.message
+
+
+def test_maps_are_compared_by_their_correlation() -> None:
+    rng = np.random.default_rng(3)
+    images, maps = rng.random((6, 2, 12, 12)), rng.random((6, 12, 12))
+    positions: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+        "flipped from left to right": np.fliplr,
+        "flipped upside down": np.flipud,
+        "rotated by 180 degrees": lambda m: np.rot90(m, 2),
+        "transposed": np.transpose,
+    }
+    for sample, turn in enumerate((np.asarray, *positions.values())):
+        images[sample, 1] = turn(maps[sample]) + 0.5 * images[sample, 1]
+    facts = turned_maps(torch.from_numpy(images), torch.from_numpy(maps))
+
+    def fit(image: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+        return max(abs(np.corrcoef(c.ravel(), other.ravel())[0, 1]) for c in image)
+
+    aligned, turned = 0, dict.fromkeys(positions, 0)
+    for image, own in zip(images, maps, strict=True):
+        fits = {name: fit(image, turn(own)) for name, turn in positions.items()}
+        best = max(fits, key=lambda name: fits[name])
+        if fit(image, own) >= max(0.4, 1.5 * fits[best]):
+            aligned += 1
+        elif fits[best] >= max(0.4, 1.5 * fit(image, own)):
+            turned[best] += 1
+    assert facts == {"aligned": aligned, "turned": turned}
+    assert [aligned, *turned.values()] == [1, 1, 1, 1, 1]

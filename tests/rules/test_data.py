@@ -9,7 +9,6 @@ import pytest
 
 from comgra_decl.rules.data.evaluation import EvaluationGap
 from comgra_decl.rules.data.inputs import InputScale
-from comgra_decl.rules.data.masks import UnmatchedFlip
 from comgra_decl.rules.data.targets import ClassImbalance, SingleClass, Unshuffled
 from comgra_decl.rules.structure.branches import BranchIgnored, GradientImbalance
 from comgra_decl.rules.structure.broadcasting import SilentBroadcasting
@@ -312,59 +311,3 @@ def test_a_term_of_a_loss_written_by_hand_is_no_target() -> None:
         for step in range(30):
             tape.record({density: np.linspace(0, step, 32), term: np.zeros(32)})
         assert len(tape.findings(SingleClass())) == alarms
-
-
-def drawn(count: int, *, turned: float, task: str = "mask") -> Tape:
-    """Noisy images of blobs, of which some are turned without their masks."""
-    rng = np.random.default_rng(0)
-    tape = Tape()
-    image = tape.slot("input", (8, 1, 12, 16), kind="input", role="input")
-    mask = tape.slot("target", (8, 12, 16), kind="target", role="target", dtype="int64")
-    for _ in range(count):
-        masks = np.zeros((8, 12, 16))
-        for each in masks:
-            for kind in (1, 2):
-                y, x = rng.integers(0, 8), rng.integers(0, 12)
-                each[y : y + 4, x : x + 4] = kind
-        images = np.where(masks > 0, 1.0, 0.0) + rng.normal(0, 0.3, masks.shape)
-        flips = rng.random(8) < turned
-        images[flips] = images[flips][..., ::-1]
-        if task == "nothing to see":
-            images = rng.normal(0, 1, masks.shape)
-        tape.record({image: images[:, None], mask: masks})
-    return tape
-
-
-@pytest.mark.parametrize(
-    ("turned", "task", "severity"),
-    [
-        (0.5, "mask", "error"),
-        (0.0, "mask", None),
-        (1.0, "mask", "hint"),  # may be the task
-        (0.5, "nothing to see", None),
-    ],
-)
-def test_images_that_are_flipped_without_their_masks(
-    turned: float, task: str, severity: str | None
-) -> None:
-    found = drawn(10, turned=turned, task=task).findings(UnmatchedFlip())
-    assert [each.severity for each in found] == ([severity] if severity else [])
-    if found:
-        assert "flipped from left to right" in found[0].message
-        assert int(found[0].evidence["samples"]) >= 20
-
-
-def test_images_whose_masks_are_flipped_with_them_are_aligned() -> None:
-    tape = Tape()
-    image = tape.slot("input", (8, 3, 10, 10), kind="input", role="input")
-    goal = tape.slot(
-        "target", (8, 2, 10, 10), kind="target", role="target"
-    )  # one channel per class
-    rng = np.random.default_rng(1)
-    for _ in range(10):
-        masks = (rng.random((8, 2, 10, 10)) < 0.2).astype(float)
-        images = np.repeat(masks[:, :1], 3, 1) * 2 - 1 + rng.normal(0, 0.2, (8, 3, 10, 10))
-        for number in np.flatnonzero(rng.random(8) < 0.5):
-            masks[number], images[number] = masks[number][..., ::-1], images[number][..., ::-1]
-        tape.record({image: images, goal: masks})
-    assert not tape.findings(UnmatchedFlip())

@@ -26,6 +26,7 @@ from comgra_decl.hooks.tensors.loss_calls import (
 )
 from comgra_decl.hooks.tensors.objective import is_bootstrapped
 from comgra_decl.hooks.tensors.slots import Slot
+from comgra_decl.hooks.tensors.turned import turned_maps
 from comgra_decl.records import LOSS_CALLS, PREDICTION, TELLING
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.stats.support import is_readable, version_of
@@ -41,6 +42,7 @@ _NOISE = ("rand", "normal", "bernoulli", "multinomial", "poisson", "exponential_
 _MOST_CALLS = 16
 """Maximum number of calls per record whose facts are stored; a step rarely has more losses."""
 _MOST_ALIGNED = 4
+_MOST_TURNED = 6
 _MOST_CLASSES = 64
 """Maximum number of classes whose weights are stored as facts about a loss call."""
 _MOST_KNOWN = 256
@@ -69,6 +71,7 @@ class Targets(modes.OwnMode):
     def __init__(self, *, on_fault: Callable[[BaseException], None]) -> None:
         super().__init__(on_fault)
         self._tokens: dict[int, weakref.ref[torch.Tensor]] = {}  # integer inputs, and parts of them
+        self._images: dict[int, weakref.ref[torch.Tensor]] = {}  # inputs with four dimensions
         self._known: dict[int, weakref.ref[torch.Tensor]] = {}  # from the model, or already targets
         self._named: dict[int, weakref.ref[torch.Tensor]] = {}  # by the program
         self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # constants and noise of this step
@@ -84,6 +87,7 @@ class Targets(modes.OwnMode):
         self._waiting: StepCapture | None = None  # the step to continue with
         self._graph: Provenance | None = None
         self._count = 0
+        self._turned = 0  # number of targets that were compared with images
         self._chosen = 0  # number of predictions whose rows were compared with those of targets
         self._aligned = 0  # number of targets whose rows were compared with those of the tokens
         self._values = False
@@ -135,6 +139,8 @@ class Targets(modes.OwnMode):
         self.know(value)
         given = tensors_of(value if type(value) is tuple else (value,))
         _note(self._tokens, (t for t in given if not t.is_floating_point()))
+        if self._turned < _MOST_TURNED:
+            _note(self._images, (t for t in given if t.is_floating_point() and t.dim() == 4))
 
     def know_named(self, value: Any) -> None:
         """Exclude tensors that the program has named, possibly before any model call."""
@@ -158,6 +164,7 @@ class Targets(modes.OwnMode):
         self.rest()
         self._known.clear()
         self._tokens.clear()
+        self._images.clear()
         self._shown.clear()
         self._returned.clear()
         self._taken.clear()
@@ -367,6 +374,7 @@ class Targets(modes.OwnMode):
         if capture.probing is not None:
             capture.probing.target(tensor)
         self.compare_ends(capture, tensor)
+        self._compare_turns(capture, tensor, number)
         shown = self._by_sample(tensor, capture.batch_size)
         dim = capture.batch_dim(shown, "auto", slot)
         if capture.add(slot, shown, batch_dim=dim, values=self._values) is None:
@@ -397,6 +405,17 @@ class Targets(modes.OwnMode):
         if found:
             fact = min(found, key=lambda fact: fact["beyond"])
             capture.facts[TELLING].append({"kind": "row ends", "shape": [*target.shape], **fact})
+
+    def _compare_turns(self, capture: StepCapture, target: torch.Tensor, number: int) -> None:
+        """Store how many images fit their target map only if it is turned."""
+        if self._turned >= _MOST_TURNED or target.dim() not in (3, 4) or is_capturing():
+            return
+        images = [known() for known in self._images.values()]
+        with quiet():
+            found = [f for x in images if x is not None and (f := turned_maps(x, target))]
+        self._turned += bool(found)
+        for fact in found[:1]:
+            capture.facts[TELLING].append({"kind": "turned", "target": number, **fact})
 
     def _by_sample(self, tensor: torch.Tensor, batch: int | None) -> torch.Tensor:
         """Return a flat target of a sequence model as [samples, positions]; others unchanged.
