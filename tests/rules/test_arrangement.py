@@ -17,6 +17,8 @@ from comgra_decl.hooks.tensors.arrangement import codes_in_order, paired_ends
 from comgra_decl.hooks.tensors.turned import turned_maps
 from tests.rules.test_causes_of_strangers import found
 
+Turn = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
 WORDS = [f"w{i}" for i in range(30)]
 
 
@@ -326,13 +328,14 @@ def test_images_that_are_flipped_without_their_masks(
 def test_maps_are_compared_by_their_correlation() -> None:
     rng = np.random.default_rng(3)
     images, maps = rng.random((6, 2, 12, 12)), rng.random((6, 12, 12))
-    positions: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
+    positions: dict[str, Turn] = {
         "flipped from left to right": np.fliplr,
         "flipped upside down": np.flipud,
         "rotated by 180 degrees": lambda m: np.rot90(m, 2),
         "transposed": np.transpose,
     }
-    for sample, turn in enumerate((np.asarray, *positions.values())):
+    turns: list[Turn] = [np.asarray, *positions.values()]
+    for sample, turn in enumerate(turns):
         images[sample, 1] = turn(maps[sample]) + 0.5 * images[sample, 1]
     facts = turned_maps(torch.from_numpy(images), torch.from_numpy(maps))
 
