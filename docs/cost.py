@@ -62,6 +62,10 @@ The share is the additional time of all records, as measured above, divided by t
 untraced steps. Recorded evaluations are not included. Use `schedule.budget` to limit both time and
 disk space.
 
+## Pictures of a probe
+
+{probed}
+
 ## Before you train
 
 `comgra-decl plan train.py` measures the same costs for your model on your machine: it runs seven
@@ -169,7 +173,7 @@ records reuse the result if the two readings were identical.
 def main() -> None:
     """Write `cost.md` and the cost comments of the presets."""
     figures = newest()
-    PAGE.write_text(page(figures, newest_comparison(), newest_counts()))
+    PAGE.write_text(page(figures, newest_comparison(), newest_counts(), newest_probes()))
     for name, path in presets().items():
         path.write_text(priced(path.read_text(), price(figures, name)))
     sys.stdout.write(f"wrote {PAGE} and the costs in {PRESET_FOLDER}\n")
@@ -195,8 +199,19 @@ def newest_counts() -> dict[str, Any]:
     return json.loads(files[-1].read_text()) if files else {}
 
 
-def page(figures: dict[str, Any], comparison: dict[str, Any], counts: dict[str, Any]) -> str:
-    """Return `cost.md` for the figures of a benchmark, of a comparison and of counts."""
+def newest_probes() -> dict[str, Any]:
+    """Return the newest costs of probes; empty if there are none."""
+    files = sorted(RESULTS.glob("probes-*.json"))
+    return json.loads(files[-1].read_text()) if files else {}
+
+
+def page(
+    figures: dict[str, Any],
+    comparison: dict[str, Any],
+    counts: dict[str, Any],
+    probes: dict[str, Any],
+) -> str:
+    """Return `cost.md` for the figures of a benchmark, of a comparison, of counts and of probes."""
     nets = _nets(figures)
     idle = [f"{_ratio(net, 'idle', 'step'):.2f}" for net in nets.values()]
     noise = max(abs(_ratio(net, "again", "step") - 1) for net in nets.values())
@@ -212,6 +227,7 @@ def page(figures: dict[str, Any], comparison: dict[str, Any], counts: dict[str, 
         fixed=f"at most {size_text(fixed)}",
         compared="\n\n".join(part for part in (_compared(comparison), _counted(counts)) if part),
         trainings=_trainings(nets),
+        probed=_probed(probes),
     )
 
 
@@ -367,6 +383,62 @@ def _trainings(nets: dict[str, dict[str, Any]]) -> str:
                     f"| `{preset}` | {net['name']} | {steps:,} | {records:,} | {disk} | {share} |"
                 )
     return "\n".join(lines)
+
+
+def _probed(probes: dict[str, Any]) -> str:
+    """Return what pictures of a probe cost, relative to the passes that they state."""
+    intro = (
+        "A probe takes one forward pass of its samples, and each picture the passes that [its "
+        "method](pictures.md#methods) states. `python -m benchmarks.probes --save` compares the "
+        "time of each picture of 8 samples with that of its passes, and measures the share of the "
+        "time that a probe takes, steps without a probe, and memory."
+    )
+    paragraphs = [intro]
+    if "passes" in probes:
+        paragraphs.append(
+            f"The figures were measured on {probes['date']}. Times are those of the training "
+            "thread. The ratio may be below 1, because a picture computes no gradients of "
+            "parameters."
+        )
+    if "memory" in probes:
+        first, last = probes["memory"][0], probes["memory"][-1]
+        paragraphs.append(
+            f"With every picture of a small net in each record, the process took "
+            f"{first['mb']:.0f} MB after {first['records']:,} records and {last['mb']:.0f} MB "
+            f"after {last['records']:,}."
+        )
+    if "between" in probes:
+        traced, declared = (probes["between"][key] for key in ("traced", "declared"))
+        paragraphs.append(
+            f"A step without a record takes {declared:.2f} times as long as an untraced one if a "
+            f"probe is declared but not due, and {traced:.2f} times without a probe; untraced "
+            f"steps measured again differ by {abs(probes['between']['again'] - 1):.1%}."
+        )
+    text = "\n\n".join(textwrap.fill(each, 100, break_on_hyphens=False) for each in paragraphs)
+    tables = []
+    if "passes" in probes:
+        tables += [
+            "| picture | forward | backward | its passes | the picture | ratio |",
+            "| --- | ---: | ---: | ---: | ---: | ---: |",
+        ]
+    for row in probes.get("passes", ()):
+        times = (f"{1000 * row[key]:.3g} ms" for key in ("expected", "taken"))
+        tables.append(
+            f"| `{row['method']}` | {row['forward']} | {row['backward']} | "
+            f"{' | '.join(times)} | {row['ratio']:.2f} |"
+        )
+    if "budget" in probes:
+        tables += [
+            "",
+            "| probe at every tenth record | budget | records | share of the time |",
+            "| --- | ---: | ---: | ---: |",
+        ]
+    for row in probes.get("budget", ()):
+        tables.append(
+            f"| `{row['picture']}` of {row['net']} | {row['budget'] or 'none'} | "
+            f"{row['records']} | {row['share']:.1%} |"
+        )
+    return "\n".join([text, *([""] if tables else []), *tables])
 
 
 def _ratio(net: dict[str, Any], tool: str, span: str) -> float:

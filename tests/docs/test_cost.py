@@ -13,7 +13,8 @@ MIB = 1 << 20
 
 
 def test_the_page_is_that_of_the_newest_measurement() -> None:
-    page = cost.page(cost.newest(), cost.newest_comparison(), cost.newest_counts())
+    figures = cost.newest(), cost.newest_comparison(), cost.newest_counts()
+    page = cost.page(*figures, cost.newest_probes())
     if page != cost.PAGE.read_text():
         pytest.fail("docs/cost.md is not what was measured: run `python -m docs.cost`")
 
@@ -43,7 +44,7 @@ def test_the_page_compares_this_version_with_an_earlier_one() -> None:
             }
         ],
     }
-    page = cost.page(cost.newest(), comparison, {})
+    page = cost.page(cost.newest(), comparison, {}, {})
     _, _, section = page.partition("## Compared with an earlier version\n")
     row = "| `debug` | mlp | 1.77 ms | 1.8 ms | 1.02 (0.99 to 1.05) | 0.98 |"
     assert row in section.partition("\n## ")[0].splitlines()
@@ -65,8 +66,31 @@ def test_the_page_states_the_instructions_that_were_counted() -> None:
             }
         ],
     }
-    page = cost.page(cost.newest(), comparison, counts)
+    page = cost.page(cost.newest(), comparison, counts, {})
     assert "| `record` | mlp | 4,000 | 4,100 | 1.02 | 1.10 |" in page.splitlines()
+
+
+def test_the_page_states_what_pictures_cost() -> None:
+    probes = {
+        "date": "2026-01-02",
+        "passes": [
+            {"method": "saliency", "forward": 1, "backward": 1}
+            | {"expected": 0.002, "taken": 0.0021, "ratio": 1.05}
+        ],
+        "between": {"plain": 1.0, "again": 0.99, "traced": 1.01, "declared": 1.02},
+        "budget": [
+            {"net": "images", "picture": "grad_cam", "budget": "2%", "share": 0.019, "records": 9}
+        ],
+        "memory": [{"records": 100, "mb": 600.2}, {"records": 1000, "mb": 601.1}],
+    }
+    page = cost.page(cost.newest(), cost.newest_comparison(), {}, probes)
+    section = page.partition("## Pictures of a probe\n")[2].partition("\n## ")[0]
+    rows = section.splitlines()
+    assert "| `saliency` | 1 | 1 | 2 ms | 2.1 ms | 1.05 |" in rows
+    assert "| `grad_cam` of images | 2% | 9 | 1.9% |" in rows
+    words = " ".join(rows)
+    assert "took 600 MB after 100 records and 601 MB after 1,000" in words
+    assert "1.02 times as long as an untraced one if a probe is declared" in words
 
 
 def test_the_memory_that_a_record_takes_on_a_device_is_limited_as_the_page_says() -> None:
