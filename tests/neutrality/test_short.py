@@ -23,7 +23,8 @@ SHORT = """
 torch/mlp torch/instance-norm torch/embedding-sparse torch/lstm-packed torch/attention-weights
 torch/encoder-padded torch/encoder-frozen torch/mixture-routed torch/checkpointed
 torch/vmapped-ensemble torch/lbfgs torch/adversarial torch/gradient-penalty torch/adamw-fused
-torch/scripted-part torch/hooked torch/intervened torch/replayable examples/tutorial
+torch/scripted-part torch/hooked torch/intervened torch/replayable torch/pictured-images
+torch/pictured-words examples/tutorial
 """.split()
 LONG = ["transformers/bert", "transformers/llama"]
 
@@ -44,6 +45,9 @@ def test_training_is_the_same_to_the_last_bit(name: str, tmp_path: Path) -> None
     if name == "torch/intervened":
         (run,) = comgra.open_group(tmp_path / "zoo")
         assert run.interventions == ["zero", "swept", "guess", "weights"]
+    if name.startswith("torch/pictured"):
+        (run,) = comgra.open_group(tmp_path / "zoo")
+        assert {*run.spec.pictures} <= {*run.pictures}
 
 
 def net() -> nn.Module:
