@@ -52,9 +52,11 @@ test-peers: $(VENV)/.test  ## check what the benchmarks report about other tools
 	@$(BIN)/python -m benchmarks.peers
 	@$(BIN)/python -m pytest tests/benchmarks/test_comgra_peer.py $(ARGS)
 
-test-bridges: $(VENV)/peers/.test  ## send runs to other tools and read them back with those tools
+test-bridges: $(VENV)/peers/.test $(VENV)/.zoo  ## send runs to other tools and read them back with those tools
 	@COMGRA_PEERS=1 $(VENV)/peers/bin/python -m pytest tests/sinks tests/export tests/cli/test_agents.py \
-		tests/doors/test_sweeps.py -m "slow or not slow" $(ARGS)
+		tests/doors/test_sweeps.py tests/pictures/test_layouts.py -m "slow or not slow" $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(VENV)/zoo $(VENV)/peers/bin/python -m pytest \
+		tests/probing/test_methods.py -k resnet18 $(ARGS)
 
 test-oldest: $(OLDEST)/.test browser  ## run most tests with the oldest supported version of every dependency
 	@CHROMIUM="$$(.ci/chromium)" $(OLDEST)/bin/python -m pytest -n $(WORKERS) \

@@ -146,7 +146,7 @@ class Residual(nn.Module):
         return self.relu(out)
 
 
-def resnet18(width: int = 16) -> nn.Sequential:
+def written_resnet(width: int = 16) -> nn.Sequential:
     """The architecture of resnet18, with fewer channels."""
     sizes = [width, width, 2 * width, 4 * width, 8 * width]
     stem = [
@@ -163,17 +163,37 @@ def resnet18(width: int = 16) -> nn.Sequential:
     return nn.Sequential(*stem, *layers, *end)
 
 
+def of_torchvision() -> nn.Module:
+    models: Any = pytest.importorskip("torchvision.models")
+    return models.resnet18(num_classes=10)
+
+
+def of_timm() -> nn.Module:
+    timm: Any = pytest.importorskip("timm")
+    return timm.create_model("resnet18", num_classes=10)
+
+
+RESNETS: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "written out": (written_resnet, ("7.1.bn2", "5.0.conv1", "7")),
+    "torchvision": (of_torchvision, ("layer4.1.bn2", "layer2.0.conv1", "layer4")),
+    "timm": (of_timm, ("layer4.1.bn2", "layer2.0.conv1", "layer4")),
+}
+"""Forms of resnet18, with layers that are followed by operations in place."""
+
+
 @pytest.mark.filterwarnings("ignore:Setting backward hooks:UserWarning")
+@pytest.mark.parametrize("form", RESNETS)
 @DTYPES
-def test_pictures_of_a_residual_net_equal_captum(dtype: torch.dtype) -> None:
+def test_pictures_of_resnet18_equal_captum(form: str, dtype: torch.dtype) -> None:
     captum = pytest.importorskip("captum.attr")
     torch.manual_seed(0)
-    model = resnet18().to(dtype).eval()
+    make, layers = RESNETS[form]
+    model = make().to(dtype).eval()
     x = torch.randn(2, 3, 64, 64, dtype=dtype)
     leaf = x.clone().requires_grad_()
     given: dict[str, Any] = {"target": 5}
     same(values(model, x, method="saliency", **given), captum.Saliency(model).attribute(leaf, 5))
-    for layer in ("7.1.bn2", "5.0.conv1", "7"):  # in-place operations follow each
+    for layer in layers:
         wanted = captum.LayerGradCam(model, model.get_submodule(layer)).attribute(x, 5)[:, 0]
         same(values(model, x, method="grad_cam", select=layer, **given), wanted.detach())
         both = captum.GuidedGradCam(model, model.get_submodule(layer)).attribute(leaf, 5)
