@@ -36,7 +36,9 @@ def lens_from_records(read: RecordedValues, step: int | None, node: str | None) 
     found, tokens = [], []
     best = logits.argmax(-1)
     for layer in layers:
-        hidden = read.value(layer, at)
+        hidden = model.output(layer)
+        if hidden is None:
+            hidden = read.value(layer, at)  # raises an error that says what to declare
         if hidden.shape != last.shape:
             raise UnknownNameError(
                 f"the output of {layer!r} has the shape {hidden.shape}, but the last layer of "
@@ -74,13 +76,16 @@ class _Model:
         self._step = step
         self._modules = read.run.document("modules") or []
         self._of = read.training
+        self._outputs: dict[str, NDArray[Any] | None] = {}
 
     def output(self, node: str) -> NDArray[Any] | None:
-        """Return the recorded output of a node; None if there is none."""
-        try:
-            return self._read.value(node, self._step)
-        except UnknownNameError:
-            return None
+        """Return the recorded output of a node, which is read once; None if there is none."""
+        if node not in self._outputs:
+            try:
+                self._outputs[node] = self._read.value(node, self._step)
+            except UnknownNameError:
+                self._outputs[node] = None
+        return self._outputs[node]
 
     def _parameter(self, path: str) -> NDArray[Any] | None:
         """Return the recorded value of a parameter, under any of its names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from torch import nn
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.functions.attention import FusedCall, recomputed_weights
-from comgra_decl.hooks.modes import CallWatch
+from comgra_decl.hooks.probing.patterns import AttentionCalls
 from comgra_decl.hooks.probing.samples import mapped, widened
 from comgra_decl.hooks.probing.subject import Point, Subject, Target
 from comgra_decl.hooks.pytree import gradient_function, tensors_in
@@ -260,7 +260,7 @@ def attention_rollout(spec: AttentionRolloutSpec, subject: Subject) -> torch.Ten
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its kernel bypasses modules and functions
     try:
-        with torch.enable_grad(), _trainable(subject.copy.module), _AttentionCalls(watch):
+        with torch.enable_grad(), _trainable(subject.copy.module), _ReadWeights(watch):
             subject.run(args, kwargs, watch)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -433,27 +433,26 @@ class _AskForWeights:
         return found, (weights.mean(-3) if averaged else weights) if asked else None
 
 
-class _AttentionCalls(CallWatch):
-    """Takes the weights of attention that functions compute."""
+class _ReadWeights(AttentionCalls):
+    """Takes the weights of attention that functions compute, unless a module returns them."""
 
     def __init__(self, watch: _AskForWeights) -> None:
         super().__init__()
         self._watch = watch
 
-    def handle(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call the function, and take its weights unless a module of torch returns them."""
-        result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if self._watch.inside:
-            return result
-        if name == "scaled_dot_product_attention":
-            call = FusedCall(*args, **kwargs)
+    def of_softmax(
+        self, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """Take the weights."""
+        if not self._watch.inside:
+            self._watch.crosses |= _is_cross_product(result)
+            self._watch.take(result)
+        return result
+
+    def of_fused(self, result: torch.Tensor, call: FusedCall) -> torch.Tensor:
+        """Take the weights, which are recomputed."""
+        if not self._watch.inside:
             self._watch.crosses |= _is_cross(call.query, call.key)
             most = call.weights_per_sample
             self._watch.take(recomputed_weights(call, samples=len(call.query), most=most))
-        elif name == "softmax":
-            self._watch.crosses |= _is_cross_product(result)
-            self._watch.take(result)
         return result

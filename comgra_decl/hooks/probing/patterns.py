@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -19,7 +20,33 @@ class Attending(Protocol):
         """Return attention weights [samples, heads, queries, keys], or a replacement."""
 
 
-class Patterns(CallWatch):
+class AttentionCalls(CallWatch):
+    """The base class of modes that read the functions which compute attention weights."""
+
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function, and pass on what computes attention weights."""
+        result = func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        if name == "softmax":
+            return self.of_softmax(result, args, kwargs)
+        if name == "scaled_dot_product_attention":
+            return self.of_fused(result, FusedCall(*args, **kwargs))
+        return result
+
+    @abstractmethod
+    def of_softmax(
+        self, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        """Return the result of `softmax` with these arguments, or a replacement."""
+
+    @abstractmethod
+    def of_fused(self, result: torch.Tensor, call: FusedCall) -> torch.Tensor:
+        """Return the result of `scaled_dot_product_attention`, or a replacement."""
+
+
+class Patterns(AttentionCalls):
     """Passes the weights of attention on, and computes with what comes back.
 
     They are read from `softmax` over the last dimension of what has the shape [samples, heads,
@@ -41,21 +68,10 @@ class Patterns(CallWatch):
         self._attending = attending
         self.samples = samples
 
-    def handle(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        """Call the function, and replace its weights."""
-        result = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if name == "softmax":
-            return self._of_softmax(result, args, kwargs)
-        if name == "scaled_dot_product_attention":
-            return self._of_fused(result, FusedCall(*args, **kwargs))
-        return result
-
-    def _of_softmax(
+    def of_softmax(
         self, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.Tensor:
+        """Return the weights, or what replaces them."""
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         rank = result.dim()
         square = rank == 3 and result.shape[-1] == result.shape[-2]
@@ -67,7 +83,8 @@ class Patterns(CallWatch):
         changed = self._attending.attended(by_head)
         return result if changed is by_head else changed.reshape(result.shape)
 
-    def _of_fused(self, result: torch.Tensor, call: FusedCall) -> torch.Tensor:
+    def of_fused(self, result: torch.Tensor, call: FusedCall) -> torch.Tensor:
+        """Return the output, or that of the weights that replace its own."""
         if call.query.dim() != 4 or len(call.query) != self.samples:
             return result
         weights = weights_of(call)
