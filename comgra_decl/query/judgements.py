@@ -1,6 +1,8 @@
-"""Pictures of single predictions: confident errors, and samples of foreign categories."""
+"""Pictures of predictions: those of the model, and of linear probes of its layers."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -9,6 +11,52 @@ from comgra_decl.pictures import predictions
 
 from .picture import Picture
 from .recorded_values import RecordedValues
+
+
+def confusion(read: RecordedValues, step: int | None, node: str | None) -> Picture:
+    """Return the predictions by class, by step; see `Run.picture`."""
+    output = node or read.output()
+    steps = read.steps() if step is None else [read.step(step, read.type)]
+    counts = [predictions.confusion(*read.scored(output, at)) for at in steps]
+    labels = {"step": steps}
+    axes = ("step", "class", "predicted class")
+    return Picture("confusion", np.stack(counts), axes, output, step, labels)
+
+
+def reliability(read: RecordedValues, step: int | None, node: str | None) -> Picture:
+    """Return confidence and accuracy in ten bins; see `Run.picture`."""
+    output, at = node or read.output(), read.step(step, read.type)
+    values = predictions.reliability(*read.scored(output, at))
+    labels = {"quantity": ["confidence", "accuracy", "samples"]}
+    return Picture("reliability", values, ("bin", "quantity"), output, at, labels)
+
+
+def linear_probe(read: RecordedValues, step: int | None, node: str | None) -> Picture:
+    """Return how well each layer tells the classes apart, by step; see `Run.picture`."""
+    steps = read.steps() if step is None else [read.step(step, read.type)]
+    names = [*read.all_values(steps[-1])] if node is None else [node]
+    found = np.full((len(steps), len(names)), np.nan)
+    facts: dict[str, Any] = {"fitted": [], "tested": []}
+    usable = False
+    for i, at in enumerate(steps):
+        places, classes = read.classes(at)
+        held_out = predictions.every_other(classes)
+        facts["fitted"].append(int((~held_out).sum()))
+        facts["tested"].append(int(held_out.sum()))
+        usable = usable or (any(held_out) and len({*classes.tolist()}) > 1)
+        for j, name in enumerate(names):
+            value = read.value(name, at)[places]
+            found[i, j] = predictions.linear_accuracy(
+                value, classes, held_out=held_out, ridge=predictions.RIDGE
+            )
+    if not usable:
+        raise UnknownNameError(
+            "a linear probe needs samples of two classes, at least one of them with two "
+            f"samples; those of step {steps[-1]} have the classes {classes.tolist()}. Raise "
+            "`samples.count`, or set `samples.by` to have the same number of each class."
+        )
+    labels: dict[str, list[Any]] = {"step": steps, "node": names}
+    return Picture("linear_probe", found, ("step", "node"), node, step, labels, facts)
 
 
 def confident_errors(read: RecordedValues, step: int | None, node: str | None) -> Picture:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
-from comgra_decl.pictures import cloud, layouts, likeness, predictions, units
+from comgra_decl.pictures import cloud, layouts, likeness
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import (
     EIGENVALUES,
@@ -28,11 +28,13 @@ from comgra_decl.spec.pictures import HessianSpec
 
 from .attributions import EXPLAINED
 from .categories import concept_derivatives, concept_vectors, separability
-from .judgements import confident_errors, foreign_auroc
+from .judgements import confident_errors, confusion, foreign_auroc, linear_probe, reliability
+from .layer_pictures import feature_maps, filters, flow, loss_cam, spectrum
 from .picture import Picture
 from .preview import axis_names
 from .recorded_lens import lens_from_records
-from .recorded_values import RecordedValues
+from .recorded_values import PLACES, RecordedValues
+from .similarities import layers_alike, steps_alike
 from .unit_pictures import (
     coactivation,
     dead_units,
@@ -48,9 +50,17 @@ if TYPE_CHECKING:
 _MAPS = ("grad_cam", "occlusion")
 """Methods whose pictures have one number for each position, and no channels."""
 
-_PLACES = ("depth", "height", "width")
-
-_FURTHER: dict[str, Callable[[RecordedValues, int | None, str | None], Picture]] = {
+_COMPUTED: dict[str, Callable[[RecordedValues, int | None, str | None], Picture]] = {
+    "likeness": layers_alike,
+    "likeness_over_steps": steps_alike,
+    "confusion": confusion,
+    "reliability": reliability,
+    "linear_probe": linear_probe,
+    "spectrum": spectrum,
+    "flow": flow,
+    "loss_cam": loss_cam,
+    "feature_maps": feature_maps,
+    "filters": filters,
     "dead_units": dead_units,
     "confident_errors": confident_errors,
     "foreign_auroc": foreign_auroc,
@@ -63,7 +73,7 @@ _FURTHER: dict[str, Callable[[RecordedValues, int | None, str | None], Picture]]
     "separability": separability,
     "lens_from_records": lens_from_records,
 }
-"""Pictures that are computed from recorded values only, by name; see `Pictures._COMPUTED`."""
+"""The pictures that can be computed from records alone, by name."""
 
 
 class Pictures:
@@ -84,7 +94,7 @@ class Pictures:
     @property
     def names(self) -> list[str]:
         """The recorded pictures, followed by those that can be computed from the records."""
-        return [*self._recorded, *self._COMPUTED, *_FURTHER]
+        return [*self._recorded, *_COMPUTED]
 
     @property
     def _recorded(self) -> dict[str, list[SlotInfo]]:
@@ -105,16 +115,14 @@ class Pictures:
         recorded = self._recorded
         if name in recorded:
             return self._of_record(name, recorded[name], step, node)
-        if name in _FURTHER:
-            return _FURTHER[name](self._read, step, node)
-        if name not in self._COMPUTED:
+        if name not in _COMPUTED:
             known = self.names
             self._check_refusal(name, step)
             raise UnknownNameError(
                 f"there is no picture {shown(name)}{did_you_mean(name, known) or '.'} "
                 f"This run has {', '.join(map(repr, known))}."
             )
-        return self._COMPUTED[name](self, step, node)
+        return _COMPUTED[name](self._read, step, node)
 
     def _check_refusal(self, name: str, step: int | None) -> None:
         """Raise the reason why a declared picture could not be made, if it is known."""
@@ -288,152 +296,12 @@ class Pictures:
         at = self._read.step(step, self._read.type)
         return likeness.cka(self._read.value(first, at), self._read.value(second, at))
 
-    def _layers(self, step: int | None, node: str | None) -> Picture:
-        at = self._read.step(step, self._read.type)
-        values = self._read.all_values(at)
-        matrix = likeness.cka_matrix([*values.values()])
-        names = [*values]
-        labels = {"node": names, "other node": names}
-        facts = {"samples": [len(value) for value in values.values()]}
-        return Picture("likeness", matrix, ("node", "other node"), None, at, labels, facts)
-
-    def _over_time(self, step: int | None, node: str | None) -> Picture:
-        wanted = self._read.wanted("likeness_over_steps", node)
-        values = self._read.over_steps(self._read.slot(wanted), self._read.steps(), wanted)
-        matrix = likeness.cka_matrix([*values.values()])
-        labels = {"step": [*values], "other step": [*values]}
-        axes = ("step", "other step")
-        facts = {"samples": [len(value) for value in values.values()]}
-        return Picture("likeness_over_steps", matrix, axes, wanted, None, labels, facts)
-
-    def _confusion(self, step: int | None, node: str | None) -> Picture:
-        output = node or self._read.output()
-        steps = self._read.steps() if step is None else [self._read.step(step, self._read.type)]
-        counts = [predictions.confusion(*self._read.scored(output, at)) for at in steps]
-        labels = {"step": steps}
-        axes = ("step", "class", "predicted class")
-        return Picture("confusion", np.stack(counts), axes, output, step, labels)
-
-    def _reliability(self, step: int | None, node: str | None) -> Picture:
-        output, at = node or self._read.output(), self._read.step(step, self._read.type)
-        values = predictions.reliability(*self._read.scored(output, at))
-        labels = {"quantity": ["confidence", "accuracy", "samples"]}
-        return Picture("reliability", values, ("bin", "quantity"), output, at, labels)
-
-    def _linear(self, step: int | None, node: str | None) -> Picture:
-        steps = self._read.steps() if step is None else [self._read.step(step, self._read.type)]
-        names = [*self._read.all_values(steps[-1])] if node is None else [node]
-        found = np.full((len(steps), len(names)), np.nan)
-        facts: dict[str, Any] = {"fitted": [], "tested": []}
-        usable = False
-        for i, at in enumerate(steps):
-            places, classes = self._read.classes(at)
-            held_out = predictions.every_other(classes)
-            facts["fitted"].append(int((~held_out).sum()))
-            facts["tested"].append(int(held_out.sum()))
-            usable = usable or (any(held_out) and len({*classes.tolist()}) > 1)
-            for j, name in enumerate(names):
-                value = self._read.value(name, at)[places]
-                found[i, j] = predictions.linear_accuracy(
-                    value, classes, held_out=held_out, ridge=predictions.RIDGE
-                )
-        if not usable:
-            raise UnknownNameError(
-                "a linear probe needs samples of two classes, at least one of them with two "
-                f"samples; those of step {steps[-1]} have the classes {classes.tolist()}. Raise "
-                "`samples.count`, or set `samples.by` to have the same number of each class."
-            )
-        labels: dict[str, list[Any]] = {"step": steps, "node": names}
-        return Picture("linear_probe", found, ("step", "node"), node, step, labels, facts)
-
-    def _spectrum(self, step: int | None, node: str | None) -> Picture:
-        wanted = self._read.wanted("spectrum", node)
-        weight = self._run.slot(wanted, role="weight")
-        found = {}
-        for at in self._read.steps_of(self._given) if step is None else [step]:
-            try:
-                found[at] = units.spectrum(weight.value(at, type=self._given)[0])
-            except UnknownNameError:
-                continue
-        if not found:
-            raise UnknownNameError(
-                f"no values of the weight of {wanted!r} were recorded; set `capture: parameter` "
-                "and `values: true` for it in the spec, and see `values.max_elements`."
-            )
-        labels = {"step": [*found]}
-        axes = ("step", "singular value")
-        return Picture("spectrum", np.stack([*found.values()]), axes, wanted, step, labels)
-
-    def _flow(self, step: int | None, node: str | None) -> Picture:
-        at = self._read.step(step, self._given)
-        row = self._run.row(at, type=self._given)
-        passes = row.index.get_level_values("pass")
-        if "l2" not in row:
-            raise UnknownNameError("the statistic 'l2' was not recorded; add it to `stats`.")
-        norms = row["l2"][passes == "grad"].dropna()
-        if self._given is not None and norms.empty:
-            raise UnknownNameError(
-                f"no gradients were recorded with type {shown(self._given)}; omit `type` for those "
-                "of training."
-            )
-        names = norms.index.get_level_values("node").tolist()
-        tensors = (s for s in self._snapshot.view.slots if s.kind not in ("parameter", "buffer"))
-        order = {name: i for i, name in enumerate(dict.fromkeys(s.key.node for s in tensors))}
-        ranked = sorted(range(len(names)), key=lambda i: order[names[i]])
-        values = norms.to_numpy(np.float64)[ranked]
-        roles = norms.index.get_level_values("role").tolist()
-        own = [n if r == "output" else f"{n}.{r}" for n, r in zip(names, roles, strict=True)]
-        return Picture("flow", values, ("node",), None, at, {"node": [own[i] for i in ranked]})
-
-    def _loss_cam(self, step: int | None, node: str | None) -> Picture:
-        wanted = self._read.wanted("loss_cam", node)
-        slot, at, type_ = self._run.slot(wanted), self._read.step(step, self._given), self._given
-        output, gradient = slot.value(at, type=type_), slot.grad.value(at, type=type_)
-        if output.ndim < 3:
-            raise UnknownNameError(f"{wanted!r} has no places to map.")
-        cam = units.loss_cam(output, gradient)
-        names = axis_names(self._read.slot(wanted), output.shape[1:], whole_numbers=False)
-        labels = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
-        return Picture("loss_cam", cam, (SAMPLE, *names[1:]), wanted, at, labels)
-
-    def _feature_maps(self, step: int | None, node: str | None) -> Picture:
-        wanted, at = self._read.wanted("feature_maps", node), self._read.step(step, self._read.type)
-        values = self._read.value(wanted, at)
-        if values.ndim < 3:
-            raise UnknownNameError(f"{wanted!r} has no maps; its output is {[*values.shape]}.")
-        names = axis_names(self._read.slot(wanted), values.shape[1:], whole_numbers=False)
-        return Picture(
-            "feature_maps", values, (SAMPLE, *names), wanted, at, {SAMPLE: self._read.labels(at)}
-        )
-
-    def _filters(self, step: int | None, node: str | None) -> Picture:
-        wanted, at = self._read.wanted("filters", node), self._read.step(step, self._given)
-        values = self._run.slot(wanted, role="weight").value(at, type=self._given)[0]
-        if values.ndim < 3:
-            raise UnknownNameError(f"{wanted!r} has no kernels; its weight is {[*values.shape]}.")
-        places = _PLACES[2 - values.ndim :] if values.ndim > 3 else ("length",)
-        return Picture("filters", values, ("filter", "channel", *places), wanted, at)
-
-    _COMPUTED: ClassVar[dict[str, Callable[[Pictures, int | None, str | None], Picture]]] = {
-        "likeness": _layers,
-        "likeness_over_steps": _over_time,
-        "confusion": _confusion,
-        "reliability": _reliability,
-        "linear_probe": _linear,
-        "spectrum": _spectrum,
-        "flow": _flow,
-        "loss_cam": _loss_cam,
-        "feature_maps": _feature_maps,
-        "filters": _filters,
-    }
-    """The pictures that can be computed from records alone, by name."""
-
 
 def _dims_of(slot: SlotInfo, values: NDArray[Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the names of the axes of a recorded picture, without that of the samples."""
     dims = axis_names(slot, values.shape[1:], whole_numbers=False)
-    if facts.get("method") in _MAPS and len(dims) <= len(_PLACES):
-        dims = _PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
+    if facts.get("method") in _MAPS and len(dims) <= len(PLACES):
+        dims = PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
     if facts.get("method") == "logit_lens" and dims:
         dims = (*dims[:-1], "position")
     if "position" in facts and dims:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _OUTPUT = re.compile(r"output(?:[.\[].*)?")
 """Roles of what a module returns: one tensor, or a part of a tuple, a dict or an object."""
 
+PLACES = ("depth", "height", "width")
+"""The names of the axes of positions."""
+
 
 class RecordedValues:
     """The values in the records of one type of execution.
@@ -30,11 +33,13 @@ class RecordedValues:
 
     Attributes:
         run: the run.
+        given: the type of execution that was passed.
         type: the type of execution; None for training.
     """
 
     def __init__(self, run: Run, snapshot: Snapshot, type_: str | None) -> None:
         self.run = run
+        self.given = type_
         self._snapshot = snapshot
         probes = [t for t in run.types if t.startswith(PROBE_PREFIX)]
         self.type = type_ if type_ is not None else probes[0] if probes else None
@@ -53,6 +58,11 @@ class RecordedValues:
         if node is None:
             raise UnknownNameError(f"the picture {name!r} shows one node; pass node.")
         return node
+
+    def nodes(self) -> list[str]:
+        """Return the nodes of all but parameters and buffers, in the order of their calls."""
+        tensors = (s for s in self._snapshot.view.slots if s.kind not in ("parameter", "buffer"))
+        return [*dict.fromkeys(slot.key.node for slot in tensors)]
 
     def slot(self, node: str) -> SlotInfo:
         """Return the output of a node, or the first one if it returns several."""

@@ -14,6 +14,7 @@ from comgra_decl.errors import ComgraError
 from comgra_decl.query.effects import ERROR, MEAN
 from comgra_decl.records import INTERVENTION_PREFIX, PROBE_PREFIX
 from comgra_decl.spec.interventions import INTO, NODE, InterventionSpec
+from comgra_decl.viewer.model.images import largest_magnitude
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import nearest
 
@@ -183,10 +184,9 @@ def _most(view: RunView, name: str) -> float:
 
     def largest(step: int) -> float:
         try:
-            means = np.abs(_effects(view, name, step)["mean"].to_numpy(np.float64))
+            return largest_magnitude(_effects(view, name, step)["mean"].to_numpy(np.float64))
         except ComgraError:
             return 0.0
-        return float(means[np.isfinite(means)].max(initial=0.0))
 
     steps = view.steps(INTERVENTION_PREFIX + name).tolist()
     bounds = [view.ever(("largest", name, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]

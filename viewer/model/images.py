@@ -25,6 +25,12 @@ def flat(value: NDArray[Any]) -> NDArray[np.float64]:
     return value if value.ndim == 2 else value.reshape(1, -1)
 
 
+def largest_magnitude(values: NDArray[Any]) -> float:
+    """Return the largest magnitude of finite values; 0 if there are none."""
+    sizes = np.abs(values)
+    return float(sizes[np.isfinite(sizes)].max(initial=0.0))
+
+
 def signed(place: NDArray[np.float64]) -> Image:
     """Return colours from blue for -1 through white to orange for 1; grey where missing."""
     white = np.full(3, 255.0)

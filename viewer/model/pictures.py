@@ -15,7 +15,7 @@ from comgra_decl.records import LENS_TOKENS, MAXIMISED, PICTURE_PREFIX, PROBE_PR
 from comgra_decl.viewer.model.clouds import Cloud, Clouds, NoCloud
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables, probe_type_of
 from comgra_decl.viewer.model.gallery import Tile, gallery
-from comgra_decl.viewer.model.images import flat, png, signed, veil
+from comgra_decl.viewer.model.images import flat, largest_magnitude, png, signed, veil
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
 from comgra_decl.viewer.model.record_pictures import (
     Computed,
@@ -246,7 +246,7 @@ def _maximised(view: RunView, slot: Slot, fact: dict[str, Any], type_: str, step
         maps = np.stack([flat(value) for value in view.value(slot, step, type_)[0]])
     except ComgraError as error:
         return Card(title, missing=str(error))
-    bound = float(np.abs(maps[np.isfinite(maps)]).max(initial=0.0))
+    bound = largest_magnitude(maps)
     across = int(np.ceil(np.sqrt(len(maps))))
     down = -(-len(maps) // across)
     sheet = np.full((down * across, maps.shape[1] + 1, maps.shape[2] + 1), np.nan)
@@ -379,8 +379,7 @@ def _bound(
         except ComgraError:
             return 0.0
         one = partial(_per_token, of_rows=of_rows) if of_tokens else flat
-        sizes = np.abs(np.stack([one(value) for value in values]))
-        return float(sizes[np.isfinite(sizes)].max(initial=0.0))
+        return largest_magnitude(np.stack([one(value) for value in values]))
 
     steps = view.steps(type_).tolist()
     key = ("bound", slot.id, type_, of_tokens)

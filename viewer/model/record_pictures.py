@@ -11,13 +11,14 @@ import numpy as np
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Picture
 from comgra_decl.records import PROBE_PREFIX
+from comgra_decl.viewer.model.images import largest_magnitude
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import nearest
 
 _MOST_NAMES = 32
 """Most nodes of a table that compares all of them."""
 
-_MOST_VALUES = 20_000_000
+MOST_VALUES = 20_000_000
 """Most values of all steps that are read while one waits."""
 
 _MOST_WORK = 2_000_000_000
@@ -171,16 +172,15 @@ def _largest(
     view: RunView, node: str, steps: list[int], step: int, at_step: Callable[[int], Computed]
 ) -> float:
     """Return the largest magnitude at any step, or at `step` if all would take too long."""
-    shared = _size(view, node) * len(steps) <= _MOST_VALUES
+    shared = size_of(view, node) * len(steps) <= MOST_VALUES
     pictures = [at_step(each).picture for each in (steps if shared else [step])]
-    values = [np.abs(picture.values) for picture in pictures if picture is not None]
-    return max(float(v[np.isfinite(v)].max(initial=0.0)) for v in values)
+    return max(largest_magnitude(p.values) for p in pictures if p is not None)
 
 
 def _over_steps(view: RunView, name: str, type_: str, step: int, node: str) -> Computed:
     def compute() -> Computed:
         steps = len(view.steps(type_))
-        if _size(view, node) * steps > _MOST_VALUES:
+        if size_of(view, node) * steps > MOST_VALUES:
             why = f"{steps} steps of {node} take too long to read here; call run.picture({name!r})."
             return Computed(name, None, why)
         try:
@@ -195,7 +195,7 @@ def _over_steps(view: RunView, name: str, type_: str, step: int, node: str) -> C
     return replace(view.now((name, type_, node), compute), node=node, step=step)
 
 
-def _size(view: RunView, node: str) -> int:
+def size_of(view: RunView, node: str) -> int:
     """Return the number of values of a node's first output."""
     slots = [s for s in view.slots.values() if s.node == node and s.role.startswith("output")]
     return int(np.prod(slots[0].shape)) if slots else 0

@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Picture
 from comgra_decl.viewer.model.numbers import MISSING, count, number
+from comgra_decl.viewer.model.record_pictures import size_of
 from comgra_decl.viewer.model.runview import RunView
 
 _MOST_ROWS = 12
 _MOST_SAMPLES = 2000
 """Most samples of which all pairs are compared while one waits."""
+
+_MOST_VALUES = 4_000_000
+"""Most values of a node that are compared while one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,16 @@ def _tables(view: RunView, type_: str, step: int, node: str) -> Iterator[TableCa
             f"{known} familiar and {foreign} foreign samples; 1: every familiar one has a higher "
             "confidence than every foreign one, 0.5: chance",
         )
+    size = size_of(view, node)
+    if size > _MOST_VALUES:
+        yield TableCard(
+            f"units: {node}",
+            (),
+            (),
+            f"{count(size)} values are too many to compare here; call "
+            f"run.picture('unit_effects', {step}, {node!r})",
+        )
+        return
     if (found := _picture(view, "separability", type_, step, node)) is not None:
         values = found.values[0].tolist()
         rows = zip(found.labels["quantity"], values, strict=True)

@@ -10,7 +10,14 @@ import numpy as np
 from comgra_decl.query import Picture
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
-from comgra_decl.viewer.model.images import Image, as_bytes, flat, png, signed
+from comgra_decl.viewer.model.images import (
+    Image,
+    as_bytes,
+    flat,
+    largest_magnitude,
+    png,
+    signed,
+)
 from comgra_decl.viewer.model.landscapes import Curve, Floats, Landscape
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.record_pictures import Computed
@@ -65,8 +72,7 @@ def record_card(found: Computed) -> str:
     """Return a card with a picture, or with the reason why it is empty and what fills it."""
     if found.picture is None:
         return missing_card(_title(found), found.why, found.lines)
-    drawn = _DRAWN.get(found.name)
-    return _OVER_STEPS[found.name](found, found.picture) if drawn is None else drawn(found.picture)
+    return _DRAWN[found.name](found, found.picture)
 
 
 def _title(found: Computed) -> str:
@@ -79,12 +85,12 @@ def missing_card(title: str, why: str, lines: str = "", *, more: str = "") -> st
     return f'<div class="card empty"><h3>{_e(title)}</h3><p>{_e(why)}</p>{fill}{more}</div>'
 
 
-def _likeness(found: Picture) -> str:
-    sizes = sorted({*found.facts["samples"]})
+def _likeness(found: Computed, picture: Picture) -> str:
+    sizes = sorted({*picture.facts["samples"]})
     samples = count(sizes[0]) if len(sizes) == 1 else f"{count(sizes[0])} to {count(sizes[-1])}"
     return (
-        f'<div class="card"><h3>{_TITLES["likeness"]}</h3>'
-        f"{_heat(found, found.labels['node'], 1.0, linked=True)}<p>{samples} samples</p></div>"
+        f'<div class="card"><h3>{_title(found)}</h3>'
+        f"{_heat(picture, picture.labels['node'], 1.0, linked=True)}<p>{samples} samples</p></div>"
     )
 
 
@@ -105,21 +111,21 @@ def _cell(value: float, most: float) -> str:
     return f'<td style="background:{colour_at(share)};color:{dark}">{value:.2g}</td>'
 
 
-def _confusion(found: Picture) -> str:
-    counts = found.values[0]
+def _confusion(found: Computed, picture: Picture) -> str:
+    counts = picture.values[0]
     whole = Picture("confusion", counts, ("class", "predicted class"))
     names = [str(i) for i in range(len(counts))]
     return (
-        '<div class="card"><h3>confusion matrix (rows: class, columns: predicted class)</h3>'
+        f'<div class="card"><h3>{_title(found)} (rows: class, columns: predicted class)</h3>'
         f"{_heat(whole, names, float(counts.max(initial=0)))}</div>"
     )
 
 
-def _reliability(found: Picture) -> str:
+def _reliability(found: Computed, picture: Picture) -> str:
     """Return a card with the accuracy in each bin of the confidence."""
-    width = _SIZE / len(found.values)
+    width = _SIZE / len(picture.values)
     bars = []
-    for i, (sure, right, samples) in enumerate(found.values.tolist()):
+    for i, (sure, right, samples) in enumerate(picture.values.tolist()):
         if not samples:
             continue
         known = (
@@ -130,9 +136,9 @@ def _reliability(found: Picture) -> str:
             f'<rect x="{i * width + 0.5:.1f}" y="{_SIZE * (1 - right):.1f}" '
             f'width="{width - 1:.1f}" height="{_SIZE * right:.1f}"><title>{known}</title></rect>'
         )
-    total = count(int(found.values[:, 2].sum()))
+    total = count(int(picture.values[:, 2].sum()))
     return (
-        f'<div class="card"><h3>reliability: {_e(found.node or "")}</h3>'
+        f'<div class="card"><h3>{_title(found)}: {_e(picture.node or "")}</h3>'
         f'<svg class="curve bars" width="{_SIZE}" height="{_SIZE}" role="img" '
         f'aria-label="Accuracy by confidence">{"".join(bars)}'
         f'<line x1="0" y1="{_SIZE}" x2="{_SIZE}" y2="0"/></svg>'
@@ -141,9 +147,9 @@ def _reliability(found: Picture) -> str:
     )
 
 
-def _decoded(found: Picture) -> str:
+def _decoded(found: Computed, picture: Picture) -> str:
     """Return a card with a line over the layers."""
-    names, values = found.labels["node"], found.values[-1].tolist()
+    names, values = picture.labels["node"], picture.values[-1].tolist()
     places = [_MARGIN + i * _BETWEEN for i in range(len(names))]
     inner, pieces, marks, pen = _SIZE - 2 * _MARGIN, [], [], "M"
     for x, name, value in zip(places, names, values, strict=True):
@@ -169,28 +175,20 @@ def _decoded(found: Picture) -> str:
         f'<text x="{places[-1] + _MARGIN + 3}" y="{y + 4}">{mark}</text>'
         for mark, y in ((1, _MARGIN), (0, _MARGIN + inner))
     )
-    tested = found.facts["tested"][-1]
+    tested = picture.facts["tested"][-1]
     return (
-        '<div class="card"><h3>linear probe of each layer</h3><div class="wide">'
+        f'<div class="card"><h3>{_title(found)}</h3><div class="wide">'
         f'<svg class="curve layers" width="{places[-1] + 3 * _MARGIN}" height="{height}" '
         f'role="img" aria-label="Accuracy of a linear probe by layer"><path d="{"".join(pieces)}"/>'
         f"{scale}{''.join(marks)}{texts}</svg></div>"
         f"<p>accuracy of a linear classifier of each layer's values, on {count(tested)} samples to "
-        f"which it was not fitted, at step {count(found.step or 0)}</p></div>"
+        f"which it was not fitted, at step {count(picture.step or 0)}</p></div>"
     )
 
 
 def _short(name: str) -> str:
     """Return the end of a long name, which tells layers apart."""
     return name if len(name) <= _NAMED else "\u2026" + name[1 - _NAMED :]
-
-
-_DRAWN: dict[str, Callable[[Picture], str]] = {
-    "likeness": _likeness,
-    "confusion": _confusion,
-    "reliability": _reliability,
-    "linear_probe": _decoded,
-}
 
 
 # -- over steps, and of training ---------------------------------------------------------------
@@ -323,7 +321,7 @@ def _filters(found: Computed, picture: Picture) -> str:
     shape = picture.values.shape
     in_colours = len(shape) == 4 and shape[1] == 3
     drawn = [p.values if in_colours else p.values.sum(1) for _, p in both]
-    high = max(float(np.abs(v[np.isfinite(v)]).max(initial=0.0)) for v in drawn)
+    high = max(map(largest_magnitude, drawn))
     columns = []
     for name, each in both:
         kernels = each.values.astype(np.float64)
@@ -351,7 +349,11 @@ def _ramp(high: float) -> str:
     return f'{number(-high, digits=3)}<span class="ramp"></span>{number(high, digits=3)}'
 
 
-_OVER_STEPS: dict[str, Callable[[Computed, Picture], str]] = {
+_DRAWN: dict[str, Callable[[Computed, Picture], str]] = {
+    "likeness": _likeness,
+    "confusion": _confusion,
+    "reliability": _reliability,
+    "linear_probe": _decoded,
     "dead_units": _dead,
     "likeness_over_steps": _alike,
     "flow": _flow,

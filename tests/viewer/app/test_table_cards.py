@@ -11,6 +11,7 @@ import pytest
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import COMPUTED_PICTURES
+from comgra_decl.viewer.model import table_cards
 from comgra_decl.viewer.model.pictures import Album, album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
@@ -55,6 +56,17 @@ def test_the_selected_node_has_tables_of_its_units_concepts_and_separability(vie
     assert "units: act" not in tables(view, "head")
     (wanted,) = view.run.picture("foreign_auroc", 4).values
     assert float(found["foreign samples"].rows[0][0]) == pytest.approx(wanted, abs=0.005)
+
+
+def test_a_large_node_is_not_compared_while_one_waits(
+    view: RunView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = view.run.value("act", 4, type=EYES)[0].size
+    monkeypatch.setattr(table_cards, "_MOST_VALUES", size - 1)
+    found = {table.title: table for table in table_cards._tables(view, EYES, 4, "act")}
+    assert found["units: act"].rows == ()
+    assert "call run.picture('unit_effects', 4, 'act')" in found["units: act"].note
+    assert {*found} == {"most confident errors", "foreign samples", "units: act"}
 
 
 def test_inputs_that_maximise_units_are_drawn_side_by_side(view: RunView) -> None:
