@@ -97,6 +97,33 @@ def test_a_cloud_has_one_basis_for_all_steps(run: Run) -> None:
         run.embedding("head", anywhere)
 
 
+def test_over_fifty_records_a_cloud_moves_as_the_values_do(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    eyes = {"samples": {"count": 12, "by": "target"}, "schedule": {"every": 1}}
+    nodes = {"all": {"select": "**"}}
+    with comgra.trace(
+        {"nodes": nodes, "schedule": {"first": 100}, "probes": {"eyes": eyes}}, root=tmp_path
+    ) as session:
+        for _ in range(50):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(24, 4)), torch.arange(24) % 3).backward()
+            optimizer.step()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    points = run.embedding("1").values
+    values = np.stack([run.value("1", s, type=EYES) for s in range(50)]).astype(np.float64)
+
+    def moved(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        spread = np.sqrt(np.square(x - x.mean((0, 1))).sum(-1).mean())
+        return np.linalg.norm(np.diff(x, axis=0), axis=-1).mean(1) / spread
+
+    assert (moved(points) <= 1.3 * moved(values)).all()
+    centred = points - points.mean(1, keepdims=True)
+    assert ((centred[1:] * centred[:-1]).sum(1) > 0).all()  # no axis flips
+
+
 @pytest.mark.parametrize("returned", [tuple, lambda pair: {"logits": pair[0], "more": pair[1]}])
 def test_the_first_of_several_outputs_is_the_prediction(
     returned: Callable[[Any], Any], tmp_path: Path
@@ -361,7 +388,8 @@ for name in ("likeness", "confusion", "reliability", "linear_probe", "flow"):
     assert run.picture(name).values.size
 units = ("dead_units", "top_samples", "unit_effects", "coactivation")
 clouds = ("concept_vectors", "concept_derivatives", "separability")
-for name in ("loss_cam", "cam", "likeness_over_steps", *units, *clouds):
+layers = ("loss_cam", "feature_maps", "filters", "spectrum", "likeness_over_steps")
+for name in ("cam", *layers, *units, *clouds):
     assert run.picture(name, node="conv").values.size
 assert run.embedding("conv").values.size
 """

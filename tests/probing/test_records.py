@@ -14,12 +14,14 @@ from torch.nn import functional as F
 
 import comgra_decl as comgra
 from comgra_decl.errors import ProbeError, SpecError
+from comgra_decl.export import export_run
 from comgra_decl.hooks.probing.copying import CleanCopy
 from comgra_decl.query import Run
 from comgra_decl.records import PROBE_MODE
 from comgra_decl.rules import diagnose
 from comgra_decl.spec import load_spec
 from tests.support.recording import EVERYTHING, Recording, recording
+from tests.support.tables import read_csv
 
 EYES = "probe:eyes"
 
@@ -119,6 +121,17 @@ def test_statistics_and_values_are_read_as_those_of_any_other_type(run: Run) -> 
         assert mean == pytest.approx(run.value("conv", step, type=EYES).mean(), rel=1e-5)
     difference = run.slot("conv").series(type=EYES) - run.slot("conv").series()
     assert difference.notna().tolist() == [s in (0, 1, 3, 6) for s in range(7)]
+
+
+def test_an_export_contains_the_records_of_a_probe(run: Run, tmp_path: Path) -> None:
+    export_run(run, tmp_path / "csv", "csv")
+    table = read_csv(tmp_path / "csv" / "statistics.csv")
+    chosen = (table["type"] == EYES) & (table["node"] == "head") & (table["role"] == "output")
+    told = table[chosen & (table["pass"] == "forward")].set_index("step")["mean"]
+    wanted = [run.value("head", s, type=EYES).mean() for s in (0, 1, 3, 6)]
+    assert told.index.tolist() == [0, 1, 3, 6]
+    assert told.to_numpy() == pytest.approx(wanted, rel=1e-5)
+    assert {EYES, "probe:trained"} <= {*table["type"]}
 
 
 def test_pictures_are_read_by_name_with_axes_and_facts(run: Run) -> None:

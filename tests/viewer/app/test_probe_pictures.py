@@ -23,6 +23,8 @@ from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run
 from comgra_decl.viewer.elements import picture_of
 from comgra_decl.viewer.model.clouds import Cloud
+from comgra_decl.viewer.model.compare import ranking_of
+from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.drawing import Drawing
 from comgra_decl.viewer.model.images import png
 from comgra_decl.viewer.model.pictures import album
@@ -180,6 +182,18 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
     expect(sample).to_have_attribute("aria-pressed", "false")
     sample.press("Enter")
     expect(sample).to_have_attribute("aria-pressed", "true")
+
+
+def test_compare_ranks_two_records_of_a_probe(probed: RunView) -> None:
+    chosen = {"statistic": "mean", "auto_statistic": False, "auto_batch": False}
+    here = at(probed, type="probe:eyes", step=4, **chosen)
+    other = Other("", probed, 0, type="probe:eyes")
+    rows = ranking_of(probed, other, here, "forward", most=20).rows
+    assert {row.slot.node for row in rows} >= {"0", "1", "3"}
+    for row in rows:
+        slot = probed.run.slot(row.slot.node, role=row.slot.role)
+        wanted = [float(slot.value(step, type="probe:eyes").mean()) for step in (4, 0)]
+        assert [row.pair.here, row.pair.there] == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_picture_is_plotted_with_its_numbers(probed: RunView) -> None:
