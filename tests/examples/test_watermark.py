@@ -40,6 +40,12 @@ def share_in_corner(run: Run, name: str) -> float:
     return float((magnitude[:, 5:, 5:].sum((1, 2)) / magnitude.sum((1, 2))).mean())
 
 
+def support_in_corner(run: Run) -> float:
+    """Return the share of what supports the class, according to Grad-CAM, in the corner."""
+    support = np.maximum(run.picture("cam").values, 0)
+    return float((support[:, 5:, 5:].sum((1, 2)) / support.sum((1, 2))).mean())
+
+
 def threes(printed: str) -> float:
     return float(printed.rpartition("threes ")[2].split("%")[0])
 
@@ -59,6 +65,14 @@ def test_occlusion_shows_the_mark_only_in_the_network_that_has_seen_it(
     assert marked[0].picture("cover").step == 400
     strongest = np.abs(marked[0].picture("cover").values).reshape(4, -1).argmax(1)
     assert {*strongest.tolist()} <= {6 * 8 + 6, 6 * 8 + 7, 7 * 8 + 6, 7 * 8 + 7}  # in the mark
+
+
+def test_grad_cam_finds_what_supports_the_class_in_the_mark(
+    marked: tuple[Run, str], covered: tuple[Run, str]
+) -> None:
+    assert support_in_corner(marked[0]) > 0.3
+    assert support_in_corner(covered[0]) < 0.15
+    assert (marked[0].picture("cam").values[:, 5:, 5:] >= 0).all()
 
 
 def test_the_finding_names_the_picture(marked: tuple[Run, str], covered: tuple[Run, str]) -> None:
