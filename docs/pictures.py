@@ -1,5 +1,7 @@
 """Recreate the screenshots of the documentation: train, record, and capture the viewer.
 
+Those of families of pictures show some cards of the Pictures section only.
+
     .venv/bin/python docs/pictures.py                    # all screenshots, to docs/images
     .venv/bin/python docs/pictures.py viewer             # a single screenshot
     .venv/bin/python docs/pictures.py --runs runs/docs   # keep and reuse the runs
@@ -19,8 +21,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
+import yaml
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
@@ -37,6 +41,42 @@ RUNS = {  # name: script and its arguments
     "tutorial/without-bug": ("tutorial", "model.activation_on_last_layer=false"),
     "watermark/marked": ("watermark",),
     "characters/gpt": ("characters", "steps=600"),
+    "digits/pictures": ("digits", "steps=300"),
+    "characters/pictures": ("characters", "steps=300"),
+}
+
+SPECS: dict[str, dict[str, Any]] = {  # of runs whose example has no spec for a screenshot
+    "digits/pictures": {
+        "defaults": ["vision", "_self_"],
+        "nodes": {
+            "kernels": {"select": "*.conv", "capture": ["parameter"], "values": True},
+        },
+        "samples": {"count": 16},
+        "probes": {"images": {"samples": {"count": 20, "by": "target"}}},
+        "pictures": {
+            "guided": {"method": "guided_backprop", "of": "images", "target": "top"},
+            "cover": {
+                "method": "occlusion",
+                "of": "images",
+                "target": "top",
+                "window": [2, 2],
+                "stride": 1,
+            },
+            "dream": {"method": "maximise", "of": "images", "select": "block2.conv"},
+            "bend": {"method": "hessian", "of": "images", "top": 3, "lowest": 1},
+            "valley": {"method": "loss_slice", "of": "images", "directions": ["random", "random"]},
+        },
+    },
+    "characters/pictures": {
+        **yaml.safe_load((ROOT / "examples/characters/letters.yaml").read_text()),
+        "pictures": {
+            "each": {
+                "method": "input_x_gradient",
+                "of": "sequences",
+                "target": {"token": "next", "position": [7, 15, 31, 63]},
+            },
+        },
+    },
 }
 
 Address = dict[str, str | int | list[str]]
@@ -110,6 +150,50 @@ PICTURES: dict[str, Address] = {  # name: query parameters
 }
 
 
+_DIGITS: Address = {"run": "digits/pictures", "section": "pictures"}
+_LETTERS: Address = {"run": "characters/pictures", "section": "pictures"}
+
+CARDS: dict[str, tuple[Address, tuple[str, ...]]] = {  # name: query parameters, titles of cards
+    "pictures-feature-maps": (
+        {**_DIGITS, "node": "block2.conv"},
+        ("feature maps", "filters", "dead units", "dream"),
+    ),
+    "pictures-attribution": (
+        {**_DIGITS, "node": "block2.conv"},
+        ("cam: grad_cam, block2.conv", "edges", "paths", "guided", "cover"),
+    ),
+    "pictures-clouds": (
+        {**_DIGITS, "node": "block2"},
+        ("cloud", "similarity of layers", "similarity of steps", "linear probe"),
+    ),
+    "pictures-predictions": (
+        {**_DIGITS, "step": 20, "node": "head"},
+        ("confusion", "reliability", "most confident errors"),
+    ),
+    "pictures-landscapes": (
+        {**_DIGITS, "node": "block2.conv"},
+        ("bend", "valley", "gradient flow", "weight spectrum"),
+    ),
+    "pictures-rollout": (_LETTERS, ("read",)),
+    "pictures-tokens": (_LETTERS, ("why", "each")),
+    "pictures-lens": (_LETTERS, ("lens",)),
+}
+PICTURES |= {name: address for name, (address, _) in CARDS.items()}
+PICTURES["pictures-attention"] = {
+    **_LETTERS,
+    "section": "attention",
+    "node": "blocks.1.attention.weights",
+}
+
+_ONLY = """(cards, titles) => {
+  for (const card of cards.children) {
+    const title = card.querySelector("h3")?.textContent ?? "";
+    if (!titles.some((each) => title.startsWith(each))) card.remove();
+  }
+}"""
+"""Removes the cards with other titles."""
+
+
 def record(name: str, runs: Path) -> None:
     """Train and record a run for the screenshots, unless it exists."""
     if (runs / name).exists():
@@ -119,10 +203,13 @@ def record(name: str, runs: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         script, spec = (ROOT / "examples" / example / each for each in ("train.py", "look.yaml"))
         keys, values = ("root", "group", "name"), (str(runs), group, run)
+        if name in SPECS:
+            spec = Path(folder) / "spec.yaml"
+            spec.write_text(yaml.safe_dump(SPECS[name]))
         own = spec.exists()
         where = "run" if own else "hydra.callbacks.comgra.run"
         pairs = [f"{where}.{key}={value}" for key, value in zip(keys, values, strict=True)]
-        if own:  # the example has a spec of its own
+        if own:
             door = ["-m", "comgra_decl", "--spec", str(spec), *pairs, str(script)]
         else:
             door = [str(script), "+comgra=debug", *pairs]
@@ -164,13 +251,22 @@ def photograph(page: Page, address: str, name: str) -> None:
         page.get_by_role("button", name=button, exact=True).click()
         page.wait_for_timeout(1000)
     page.wait_for_timeout(4000)  # until the graph has moved to the node and the charts are drawn
-    picture = Image.open(BytesIO(page.screenshot()))
+    picture = Image.open(BytesIO(_screenshot(page, name)))
     # MAXCOVERAGE selects colours that are far apart, so that the few red pixels of a mark count as
     # much as a large background; kmeans then restores the exact colour of the background.
     method = Image.Quantize.MAXCOVERAGE
     small = picture.convert("RGB").quantize(COLOURS, method=method, kmeans=1)
     small.save(IMAGES / f"{name}.png", optimize=True)
     sys.stdout.write(f"{name}.png\n")
+
+
+def _screenshot(page: Page, name: str) -> bytes:
+    """Return a PNG of the page, or of some cards in it."""
+    if name not in CARDS:
+        return page.screenshot()
+    cards = page.locator(".cards").first
+    cards.evaluate(_ONLY, CARDS[name][1])
+    return cards.screenshot()
 
 
 def main() -> None:

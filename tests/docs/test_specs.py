@@ -13,7 +13,7 @@ from comgra_decl.spec import load_spec
 ROOT = Path(__file__).parents[2]
 PIECES = [
     pytest.param(code, id=f"{page.name}-{number}")
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
     for number, code in enumerate(re.findall(r"```yaml\n(.*?)```", page.read_text(), re.DOTALL))
 ]
 

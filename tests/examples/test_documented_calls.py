@@ -204,14 +204,20 @@ class Images(nn.Module):
         return self.head(state)
 
 
+FAMILIES = [
+    str(path.relative_to(ROOT / "docs").with_suffix(""))
+    for path in sorted((ROOT / "docs/pictures").glob("*.md"))
+]
+"""The pages about families of pictures."""
+
 _NOT_HERE = ("my_project", "runs/train/first")
 """Names of what a reader has: a package, and an earlier run."""
 
 
-def declared(page: str, *, names: set[str]) -> dict[str, Any]:
-    """Return what the YAML of a page declares, merged: the parts whose probe is one of `names`."""
+def declared(*pages: str, names: set[str]) -> dict[str, Any]:
+    """Return what the YAML of pages declares, merged: the parts whose probe is one of `names`."""
     found: dict[str, Any] = {"probes": {}, "pictures": {}, "interventions": {}}
-    for code in blocks(page, "yaml"):
+    for code in (code for page in pages for code in blocks(page, "yaml")):
         for key, entries in yaml.safe_load(code).items():
             wanted = {
                 k: v
@@ -268,7 +274,8 @@ def of_tokens() -> dict[str, Any]:
 def of_images() -> dict[str, Any]:
     """The two runs of the pages about pictures and about reading."""
     x, labels = torch.randn(12, 1, 10, 10), torch.arange(12) % 3
-    spec = declared("docs/pictures.md", names={"eyes"}) | {"checkpoints": {"every": 4}}
+    pages = [f"docs/{page}.md" for page in ("pictures", *FAMILIES)]
+    spec = declared(*pages, names={"eyes"}) | {"checkpoints": {"every": 4}}
     for seed, name in enumerate(("second", "first")):
         torch.manual_seed(seed)
         model = Images()
@@ -284,6 +291,8 @@ ELSEWHERE = {
     'run.picture("each").values',
     'run.picture("lens_from_records", 400)',
     "run.slot(node).value(step, type=...)",
+    'run.slot("blocks.0.attention.weights")',
+    "run.induction()",
     'run.token_attributions("why", 400, by="l2")',
     'run.token_attributions("why", spans={"question": (0, 2), "answer": (2, 3)})',
     'run.embedding("conv2", method="tsne")',  # needs an optional package
@@ -297,7 +306,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize(
     ("make", "pages"),
-    [(of_tokens, ["interventions"]), (of_images, ["pictures", "reading"])],
+    [(of_tokens, ["interventions"]), (of_images, ["pictures", *FAMILIES, "reading"])],
 )
 def test_the_code_of_the_pages_about_reading_runs(
     make: Callable[[], dict[str, Any]],
