@@ -1,5 +1,6 @@
 // Draws and colours the boxes. A box is kept while its appearance stays the same, so that expanding
-// a scope moves existing boxes instead of redrawing everything.
+// a scope moves existing boxes instead of redrawing everything. In a large graph, boxes are drawn
+// when they first come into view.
 
 const MOVE_AT_MOST = 250; // above this number, boxes jump without animation
 const DRAWN_AT_ONCE = 200; // above this number, boxes outside the stage are hidden
@@ -9,23 +10,27 @@ const SQUEEZE = 0.8; // a label is shortened if it would need a smaller width fa
 class Boxes {
   constructor(layer) {
     this.layer = layer;
-    this.drawn = new Map(); // id -> { group, box, key, value, paint, hidden }
+    this.items = new Map(); // id -> { group or null, box, key, ins, outs, value, paint, hidden }
     this.heat = null;
     this.late = new Set(); // ids of boxes that do not have the colours of `heat` yet
     this.measure = document.createElement("canvas").getContext("2d");
     this.widths = new Map();
   }
 
-  get(id) { return this.drawn.get(id)?.group; }
+  // Returns the element of a box, which this draws if necessary.
+  get(id) {
+    const item = this.items.get(id);
+    return item && this.#build(item).group;
+  }
 
   draw(index) {
     this.measure.font = `500 12px ${getComputedStyle(this.layer).fontFamily || "sans-serif"}`;
-    const moving = this.drawn.size > 0 && index.boxes.size <= MOVE_AT_MOST;
+    const moving = this.items.size > 0 && index.boxes.size <= MOVE_AT_MOST;
     this.layer.classList.toggle("moving", moving);
-    for (const [id, { group }] of this.drawn) {
+    for (const [id, { group }] of this.items) {
       if (!index.boxes.has(id)) {
-        group.remove();
-        this.drawn.delete(id);
+        group?.remove();
+        this.items.delete(id);
       }
     }
     for (const box of index.boxes.values()) this.#put(box, index);
@@ -36,16 +41,25 @@ class Boxes {
     const outs = index.dependents(box.id).length;
     const key = JSON.stringify([box.label, box.kind, box.w, box.h, box.folded, box.count,
       box.repeat, box.no_in, box.no_out, box.title, box.plain, box.marks, ins, outs]);
-    let item = this.drawn.get(box.id);
+    let item = this.items.get(box.id);
     if (item?.key !== key) {
-      const group = this.#group(box, ins, outs);
-      if (item) item.group.replaceWith(group);
-      else this.layer.append(group);
-      item = { group, key, paint: null, hidden: false, ...parts(group) };
-      this.drawn.set(box.id, item);
+      item?.group?.remove();
+      item = { group: null, key, ins, outs, paint: null, hidden: false };
+      this.items.set(box.id, item);
     }
     item.box = box;
-    item.group.style.transform = `translate(${box.x}px, ${box.y}px)`;
+    if (item.group) this.#move(item);
+  }
+
+  #move({ group, box }) { group.style.transform = `translate(${box.x}px, ${box.y}px)`; }
+
+  #build(item) {
+    if (item.group) return item;
+    const group = this.#group(item.box, item.ins, item.outs);
+    Object.assign(item, { group, ...parts(group) });
+    this.#move(item);
+    this.layer.append(group);
+    return item;
   }
 
   #group(box, ins, outs) {
@@ -123,20 +137,22 @@ class Boxes {
   // Colours boxes by a statistic, or by kind if `heat` is null.
   paint(heat, view) {
     this.heat = heat;
-    this.late = new Set(this.drawn.keys());
+    this.late = new Set(this.items.keys());
     this.show(view);
   }
 
-  // In a large graph, hides the boxes outside `view` { left, top, right, bottom }: the browser
-  // would paint all of them again whenever one changes. They are coloured when they are shown.
+  // In a large graph, draws only the boxes inside `view` { left, top, right, bottom } and hides the
+  // others: the browser would paint all of them again whenever one changes. They are coloured when
+  // they are shown.
   show({ left, top, right, bottom }) {
-    const all = this.drawn.size <= DRAWN_AT_ONCE;
-    for (const [id, item] of this.drawn) {
+    const all = this.items.size <= DRAWN_AT_ONCE;
+    for (const [id, item] of this.items) {
       const { x, y, w, h } = item.box;
       const seen = all || (x <= right + BESIDE_STAGE && x + w >= left - BESIDE_STAGE
         && y <= bottom + BESIDE_STAGE && y + h >= top - BESIDE_STAGE);
+      if (seen) this.#build(item);
       if (seen && this.late.has(id)) this.#paintBox(id);
-      this.#hide(item, !seen && item.group.tabIndex < 0); // the Tab key must reach one
+      if (item.group) this.#hide(item, !seen && item.group.tabIndex < 0); // the Tab key must reach one
     }
   }
 
@@ -147,13 +163,15 @@ class Boxes {
   }
 
   focus(id) {
-    this.#hide(this.drawn.get(id), false);
-    this.get(id).focus({ preventScroll: true });
+    const item = this.#build(this.items.get(id));
+    this.#hide(item, false);
+    item.group.focus({ preventScroll: true });
   }
 
   // Shows and colours all boxes.
   finish() {
-    for (const [id, item] of this.drawn) {
+    for (const [id, item] of this.items) {
+      this.#build(item);
       if (this.late.has(id)) this.#paintBox(id);
       this.#hide(item, false);
     }
@@ -163,7 +181,7 @@ class Boxes {
   // everything below the group.
   #paintBox(id) {
     this.late.delete(id);
-    const item = this.drawn.get(id);
+    const item = this.items.get(id);
     if (!item) return;
     const paint = this.heat ? this.heat[id] || { missing: true } : null;
     const key = JSON.stringify(paint);

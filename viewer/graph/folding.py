@@ -26,7 +26,8 @@ _ENOUGH = 12
 class Scope:
     """A name in the module tree: its own node, if any, and the names below it.
 
-    `small` is True for a quiet module and for a parameter that only its own module reads.
+    `small` is True for a quiet module and for a parameter that only its own module reads. `nodes`
+    are the scope's own node, then the nodes below it in execution order.
     """
 
     id: str
@@ -38,18 +39,12 @@ class Scope:
     shape: int = 0  # equal for scopes with the same structure
     ranked: list[Scope] = field(default_factory=list)  # children by first execution
     small: bool = False
+    nodes: tuple[GraphNode, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Whether the scope is a single module that contains only small parts."""
         return self.own is not None and all(child.small for child in self.ranked)
-
-    def nodes(self) -> Iterator[GraphNode]:
-        """Yield the scope's own node, then the nodes below it in execution order."""
-        if self.own is not None:
-            yield self.own
-        for child in self.ranked:
-            yield from child.nodes()
 
 
 @dataclass(eq=False)
@@ -92,11 +87,13 @@ def scope_tree(nodes: Sequence[GraphNode], edges: Edges = ()) -> Scope:
 
 
 def _measure(scope: Scope, shapes: dict[object, int]) -> None:
-    """Compute order, size and shape bottom-up."""
+    """Compute nodes, order, size and shape bottom-up."""
     for child in scope.children.values():
         _measure(child, shapes)
     scope.ranked = sorted(scope.children.values(), key=lambda child: (child.order, child.id))
     looks, own = None, scope.own
+    scope.nodes = () if own is None else (own,)
+    scope.nodes += tuple(node for child in scope.ranked for node in child.nodes)
     if own is not None:
         scope.order, scope.size = own.order, 1
         looks = own.kind, own.title.replace(own.name, "")
@@ -154,7 +151,7 @@ def _children(
     """Yield the boxes below an expanded scope; `merged` names rows that share one box."""
     for row in _rows(scope, expanded) if merged else ([child] for child in scope.ranked):
         if len(row) > 1 and row_id(row) in merged:
-            nodes = tuple(node for member in row for node in member.nodes())
+            nodes = tuple(node for member in row for node in member.nodes)
             yield Visible(row_id(row), nodes, tuple(row), folded=True)
         else:
             for child in map(_innermost, row):
@@ -164,7 +161,7 @@ def _children(
 def _boxes(scope: Scope, expanded: frozenset[str], merged: AbstractSet[str]) -> Iterator[Visible]:
     """Yield a collapsed scope's box, or an expanded scope's own node and its children."""
     if not scope.children or scope.id not in expanded:
-        yield Visible(scope.id, tuple(scope.nodes()), (scope,), folded=bool(scope.children))
+        yield Visible(scope.id, scope.nodes, (scope,), folded=bool(scope.children))
         return
     if scope.own is not None:
         alone = Scope(scope.id, scope.name, scope.own, order=scope.own.order, size=1)

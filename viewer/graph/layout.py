@@ -6,8 +6,9 @@ scene.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from comgra_decl.viewer.graph.bands import bands
 from comgra_decl.viewer.graph.folding import (
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 _Links = dict[tuple[int, int], bool]
+_Key = TypeVar("_Key", bound=Hashable)
+_Value = TypeVar("_Value")
 
 READABLE = 0.7
 """Smallest zoom at which the labels of boxes can be read: at zoom 1, letters have 12 pixels."""
@@ -65,12 +68,17 @@ _MOST, _LEAST = 60, 12
 """Numbers of boxes above which identical blocks share one, in any room and in the smallest room."""
 
 
+_FOLDINGS, _SCENES = 64, 16
+"""Numbers of foldings and of drawings that are kept for a graph."""
+
 _HEADS = 3
 """Maximum number of lines of bands to draw."""
 
 
 class Outline:
     """A graph and its module tree. Each drawing shows a part of them.
+
+    Keeps what it has laid out, because every session of a viewer draws the same graph.
 
     Args:
         nodes: The nodes of the graph, in any order.
@@ -81,6 +89,7 @@ class Outline:
         self._edges = edges
         self._root = scope_tree(nodes, edges)
         self._known: dict[Room, Folding] = {}
+        self._scenes: dict[tuple[frozenset[str], Room | None, int], Scene] = {}
 
     def folding(self, room: Room) -> Folding:
         """Return the folding of the first view: as many scopes are expanded as can be read."""
@@ -89,9 +98,11 @@ class Outline:
             scene = self.scene(folding.expanded, room=room, limit=folding.limit)
             return room.zoom(scene.width, scene.height) >= READABLE
 
-        if room not in self._known:
-            self._known[room] = first_folding(self._root, most_boxes(room), fits)
-        return self._known[room]
+        found = self._known.get(room)
+        if found is None:
+            found = first_folding(self._root, most_boxes(room), fits)
+            _keep(self._known, room, found, most=_FOLDINGS)
+        return found
 
     def needs_height(self, width: float) -> bool:
         """Return whether blocks share a box at the usual pane height, but not in a taller pane."""
@@ -117,6 +128,14 @@ class Outline:
             limit: If there are more boxes than this, three or more numbered neighbours with the
                 same structure share one box (longest rows first), unless that box is in `expanded`.
         """
+        key = expanded, room, limit
+        found = self._scenes.get(key)
+        if found is None:
+            found = self._drawn(*key)
+            _keep(self._scenes, key, found, most=_SCENES)
+        return found
+
+    def _drawn(self, expanded: frozenset[str], room: Room | None, limit: int) -> Scene:
         root = self._root
         visible = sorted(visible_boxes(root, expanded, limit), key=lambda box: (box.order, box.id))
         links = _links(visible, self._edges)
@@ -126,6 +145,13 @@ class Outline:
         width = max((box.x + box.w for box in boxes), default=0.0) + MARGIN
         height = max((box.y + box.h for box in boxes), default=0.0) + MARGIN
         return Scene(boxes, named, width, height, bands_, rows)
+
+
+def _keep(known: dict[_Key, _Value], key: _Key, value: _Value, *, most: int) -> None:
+    """Add an entry; without room for it, first drop the oldest one."""
+    if len(known) >= most:
+        del known[next(iter(known))]
+    known[key] = value
 
 
 def build_scene(
@@ -239,7 +265,7 @@ def _members(box: Visible) -> tuple[str, ...]:
     """Return the names in a box, starting with the module's own node or the last computed one."""
     names = [node.name for node in box.nodes]
     if box.scopes[0].own is None:
-        first = box.scopes[0].nodes()
+        first = box.scopes[0].nodes
         lead = max(first, key=lambda node: (node.kind == "computed", node.order, node.name))
         names.remove(lead.name)
         names.insert(0, lead.name)

@@ -69,9 +69,10 @@ class GraphPane(Pane):
     def update(self, shown: Shown) -> None:
         """Recomputes the layout if the graph or its folding has changed, otherwise only colours."""
         changes: dict[str, Any] = {}
-        graph = shown.view.ever(
-            ("graph", _structure_hash(shown), len(shown.view.slots)),
-            lambda: graph_of(shown.view, shown.at),
+        structure = _structure_hash(shown), len(shown.view.slots)
+        graph = shown.view.ever(("graph", *structure), lambda: graph_of(shown.view, shown.at))
+        self._outline = shown.view.ever(
+            ("outline", *structure), lambda: Outline(graph.nodes, graph.edges)
         )
         if graph is not self._graph or shown.expanded != self._expanded:
             self._lay_out(graph, shown.expanded)
@@ -139,8 +140,7 @@ class GraphPane(Pane):
         return opened
 
     def _lay_out(self, graph: Graph, expanded: frozenset[str] | None) -> None:
-        if graph is not self._graph or self._outline is None:
-            self._outline = Outline(graph.nodes, graph.edges)
+        assert self._outline is not None
         first = self._outline.folding(self._room)
         self.tall = self._outline.needs_height(self._room.width)
         self._opened = first.expanded if expanded is None else expanded

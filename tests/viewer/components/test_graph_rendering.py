@@ -113,9 +113,10 @@ def test_a_large_graph_draws_and_colours_only_what_is_on_the_stage(show: Show, p
     shown.set(heat={box.id: {"fill": "#440154"} for box in LARGE.boxes}, legend=LEGEND)
     expect(page.locator(".legend")).to_contain_text("grad std")
     boxes = page.locator(".node").evaluate_all(COLOURED)
-    assert len(boxes) == len(LARGE.boxes) > 200
-    assert 0 < len([box for box in boxes if box == [True, True]]) < len(boxes) / 2
-    assert {tuple(box) for box in boxes} == {(True, True), (False, False)}
+    assert 0 < len(boxes) < len(LARGE.boxes) / 2
+    assert len(LARGE.boxes) > 200
+    assert {tuple(box) for box in boxes} <= {(True, True), (False, False)}
+    assert [True, True] in boxes
     shown.set(heat=None, legend=None)
     expect(page.locator(".legend")).to_contain_text("computed")
     page.locator(".tools button", has_text="Fit").click()
@@ -124,6 +125,7 @@ def test_a_large_graph_draws_and_colours_only_what_is_on_the_stage(show: Show, p
         ".flatMap((root) => [...root.querySelectorAll('.node')]).every((n) => !n.style.display)"
     )
     expect(page.locator(".node.heated")).to_have_count(0)
+    expect(page.locator(".node")).to_have_count(len(LARGE.boxes))
 
 
 COLOURED = """(nodes) => nodes.map((node) =>
