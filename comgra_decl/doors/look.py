@@ -231,10 +231,10 @@ def look(
         SpecError: the spec is invalid, or a change selects nothing.
     """
     _check(model, loss)
-    _check_method(model, call, loss=loss, pictures=pictures)
     specs = _changes(changes)
     described = _dictionaries(dictionaries)
     content = _declared(spec, pictures)
+    _check_method(model, call, loss=loss, pictures=content["pictures"])
     if specs and content["pictures"]:
         raise CallError(
             "pictures are made of the unchanged model, so `changes` and pictures (of the spec or "
@@ -307,7 +307,9 @@ def _check(model: object, loss: object) -> None:
         )
 
 
-def _check_method(model: nn.Module, name: object, *, loss: object, pictures: object) -> None:
+def _check_method(
+    model: nn.Module, name: object, *, loss: object, pictures: Mapping[str, Any]
+) -> None:
     method = getattr(unwrapped(model), name, None) if isinstance(name, str) else None
     if not callable(method):
         known = [n for n in dir(type(model)) if not n.startswith("_")]
@@ -325,8 +327,9 @@ def _check_method(model: nn.Module, name: object, *, loss: object, pictures: obj
         )
     if pictures:
         raise CallError(
-            f"pictures belong to one call of the model, but {name!r} makes several. Make them of "
-            "its output in a second call, as in comgra.look(model, found.output, pictures=...)"
+            f"pictures ({', '.join(pictures)}) belong to one call of the model, but {name!r} makes "
+            "several. Make them of its output in a second call, as in comgra.look(model, "
+            "found.output, pictures=...)"
         )
 
 

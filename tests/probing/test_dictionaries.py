@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 import comgra_decl as comgra
 from comgra_decl.errors import CallError, SpecError
 from comgra_decl.query import Run
+from tests.doors.test_look_generate import OUTPUTS, hooked, small
 
 WIDTH, FEATURES, COUNT, LENGTH = 8, 20, 4, 5
 
@@ -249,6 +251,32 @@ def test_look_records_and_changes_features() -> None:
     assert torch.equal(value(steered, "Net", "eval"), with_hook(changed))
     assert not [node for node in found.nodes if "coder" in node]
     assert not hasattr(model.mlps[1], "sae")
+
+
+@torch.no_grad()
+def test_features_are_steered_while_a_model_generates() -> None:
+    model, tokens = small()
+    torch.manual_seed(1)
+    encoder, decoder = nn.Linear(16, FEATURES), nn.Linear(FEATURES, 16)
+    sae = SimpleNamespace(encode=lambda x: encoder(x).relu(), decode=decoder)
+    described = {"sae": {"select": "blocks.0", "module": sae}}
+    change = {"select": "blocks.0.sae", "parts": {"feature": [4]}, "do": {"add": 30.0}}
+    how: dict[str, Any] = {"spec": OUTPUTS, "call": "generate", "dictionaries": described}
+    plain = comgra.look(model, tokens, **how)
+    steered = comgra.look(model, tokens, changes=change, **how)
+
+    def steer(y: Tensor, _: int) -> Tensor:
+        features = sae.encode(y)
+        new = features.clone()
+        new[..., 4] += 30.0
+        return y + (sae.decode(new) - sae.decode(features))
+
+    expected = model.generate(tokens)
+    assert torch.equal(plain.output, expected)
+    with hooked(model.get_submodule("blocks.0"), steer):
+        assert torch.equal(steered.output, model.generate(tokens))
+    assert not torch.equal(steered.output, expected)
+    assert plain.sequence("blocks.0.sae").shape == (3, 10, FEATURES)
 
 
 @pytest.mark.parametrize(
