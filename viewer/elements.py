@@ -15,6 +15,7 @@ from comgra_decl.viewer.escaping import bokeh_text
 from comgra_decl.viewer.model.drawing import Drawing, limit_of, tile_ticks
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.palette import BLUE, LINES, signed_faded
+from comgra_decl.viewer.style import LEGEND
 
 LINE, HIGHEST = 14, 700
 """Pixels for the name of a row, and the largest height of an element with names."""
@@ -124,7 +125,7 @@ def styled(
     more = dict(bokeh or {})
     if "height" in more:
         more["responsive"] = True
-    hooks = [*look.get("hooks", ()), literal]
+    hooks = [*look.get("hooks", ()), literal, plain]
     if kind == "Curve" and "hooks" not in look:
         hooks = [_mark_isolated, *hooks]  # options that are set later replace earlier ones
     element = element.opts(build(**{**look, **more, "hooks": hooks}, backend="bokeh"))
@@ -146,6 +147,25 @@ def literal(plot: Any, _: Any) -> None:
         labels = axis.major_label_overrides
         if all(isinstance(text, str) for text in labels.values()):  # else they are literal already
             axis.major_label_overrides = {at: bokeh_text(text) for at, text in labels.items()}
+
+
+def plain(plot: Any, _: Any) -> None:
+    """Give titles, labels and legends the sizes of the viewer's own figures, and its colours."""
+    figure = plot.handles.get("plot")
+    if figure is None:
+        return
+    if figure.title is not None:
+        figure.title.text_font_size = "12.5px"
+    for axis in figure.axis:
+        axis.update(
+            axis_label_text_font_size="11px", axis_label_text_font_style="normal",
+            major_label_text_font_size="11px",
+        )  # fmt: skip
+    for legend in figure.legend:
+        legend.update(
+            label_text_font_size="11px", stylesheets=[LEGEND], background_fill_alpha=0,
+            border_line_color=None,
+        )  # fmt: skip
 
 
 def _as_large_as_its_frame(plot: Any, _: Any) -> None:

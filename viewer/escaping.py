@@ -22,6 +22,12 @@ def html_text(text: object) -> str:
     return html.escape(visible(str(text)))
 
 
+def html_prose(text: str) -> str:
+    """Return a sentence as HTML, with code for the parts between backticks."""
+    parts = html_text(text).split("`")
+    return "".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts))
+
+
 def html_token(text: str) -> str:
     """Return text escaped for an HTML attribute that the browser sends back unchanged."""
     return html.escape(text)

@@ -48,7 +48,7 @@ from comgra_decl.viewer.model.graph import graph_of, heat_of, node_values, scale
 from comgra_decl.viewer.model.library import XAxis
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.series import smoothed, thin
+from comgra_decl.viewer.model.series import bounds, flat, smoothed, thin
 from comgra_decl.viewer.model.stretches import candidates, line_of_slot
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
@@ -554,6 +554,9 @@ class SlotPlots:
         look: dict[str, Any] = {"color": "category", "cmap": list(LINES)}
         if not any(points["category"]):
             look = {"color": BLUE}
+        for axis, values in (("x", points[x].to_numpy()), ("y", points[y].to_numpy())):
+            if flat(float(values.min()), float(values.max())):
+                look[f"{axis}lim"] = bounds(values)
         points = styled(
             found, "Points", look, bokeh={"size": 6, "tools": ["hover"]}, matplotlib={"s": 20}
         )

@@ -39,10 +39,12 @@ _WITHOUT_GRAPH = frozenset({"data", "runs", "kpis", "modules", "notes", "run", "
 """Sections about the whole run, in which the graph is closed until the user opens it."""
 
 _KEYS = """
-<div class="keys"><kbd>,</kbd> <kbd>.</kbd> previous, next step
-&middot; <kbd>Shift</kbd> ten steps<br>
-<kbd>/</kbd> find a node &middot; arrow keys follow edges<br>
-<kbd>Enter</kbd> expand a group &middot; drag in a chart to zoom</div>
+<dl class="keys"><dt><kbd>,</kbd> <kbd>.</kbd></dt><dd>previous, next step</dd>
+<dt><kbd>Shift</kbd></dt><dd>with them: ten steps</dd>
+<dt><kbd>/</kbd></dt><dd>find a node</dd>
+<dt><kbd>&larr;</kbd> <kbd>&rarr;</kbd></dt><dd>follow edges</dd>
+<dt><kbd>Enter</kbd></dt><dd>expand a group</dd>
+<dt>drag</dt><dd>zoom in a chart</dd></dl>
 """
 
 

@@ -29,4 +29,7 @@ UNCUT = """
 FITTED = ":host { container-type: inline-size; }"
 """Style sheet of what fits its layout to its own width, which in a notebook is not the window's."""
 
+LEGEND = ".bk-item .bk-label { color: var(--panel-on-surface-color, #444444) !important; }"
+"""CSS for legends. They are HTML, and Bokeh sets their colour before the page has a theme."""
+
 CSS = (Path(__file__).parent / "style.css").read_text(encoding="utf-8")

@@ -31,10 +31,16 @@ class AttentionPage {
     });
   }
 
+  /** Says why there are no weights. Parts between backticks are code. */
+  #note(text) {
+    const note = htmlElement(this.root, "div", "missing");
+    text.split("`").forEach((part, i) => htmlElement(note, i % 2 ? "code" : "span", "", part));
+  }
+
   #draw() {
     const { shown, missing } = this.model;
     this.root.replaceChildren();
-    if (missing || !shown) return void htmlElement(this.root, "div", "missing", missing || "");
+    if (missing || !shown) return void this.#note(missing || "");
     const head = htmlElement(this.root, "header");
     htmlElement(head, "b", "", shown.name);
     htmlElement(head, "span", "facts", shown.facts);

@@ -11,6 +11,14 @@ from comgra_decl.viewer.model.runview import RunView, Slot, Steps
 from comgra_decl.viewer.model.series import WIDE, Floats, Window, bounds, drawn, log10
 from comgra_decl.viewer.model.stretches import line_of
 
+_SECONDS = (("s", 1.0), ("ms", 1e-3))
+_BYTES = (("GB", 1e9), ("MB", 1e6))
+_UNITS = {
+    **{f"time/{part}": _SECONDS for part in ("step", "data", "forward", "backward", "optimizer")},
+    **{f"memory/{place}": _BYTES for place in ("host", "device")},
+}
+"""Units of the automatic metrics, the largest first, and their sizes in seconds or bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Line:
@@ -23,16 +31,25 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """All lines of one KPI on the same axes. `bounds` is the value range to show."""
+    """All lines of one KPI on the same axes.
+
+    `bounds` is the value range to show, and `unit` the unit of the values, "" if it is not known.
+    """
 
     title: str
     lines: tuple[Line, ...]
     bounds: tuple[float, float]
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The title with the unit: "memory/host (MB)"."""
+        return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def logarithmic(self) -> Chart:
         """Return the chart in powers of ten; non-positive values become gaps."""
         lines = [replace(line, values=log10(line.values)) for line in self.lines]
-        return _chart(self.title, lines)
+        return replace(_chart(self.title, lines), unit=self.unit)
 
 
 def charts(view: RunView, *, points: int = WIDE, within: Window | None = None) -> tuple[Chart, ...]:
@@ -48,7 +65,7 @@ def charts(view: RunView, *, points: int = WIDE, within: Window | None = None) -
 def _charts(view: RunView, points: int, within: Window | None) -> tuple[Chart, ...]:
     every = _every_line(view)
     charts = [(title, [_thinned(line, points, within) for line in lines]) for title, lines in every]
-    return tuple(_chart(title, lines) for title, lines in charts)
+    return tuple(_in_unit(title, lines) for title, lines in charts)
 
 
 def _thinned(line: Line, points: int, within: Window | None) -> Line:
@@ -89,6 +106,16 @@ def _add(lines: dict[str, list[Line]], title: str, new: Line) -> None:
     if known.any() and not logged:
         steps, values = new.steps[known].astype(np.int64), new.values[known]
         lines.setdefault(title, []).append(Line(new.label, steps, values))
+
+
+def _in_unit(title: str, lines: list[Line]) -> Chart:
+    """Return a chart in a unit in which its numbers are short."""
+    most = max((float(np.nanmax(np.abs(line.values), initial=0.0)) for line in lines), default=0.0)
+    units = _UNITS.get(title, (("", 1.0),))
+    unit, size = next((each for each in units if most >= each[1]), units[-1])
+    if size != 1:
+        lines = [replace(line, values=line.values / size) for line in lines]
+    return replace(_chart(title, lines), unit=unit)
 
 
 def _chart(title: str, lines: list[Line]) -> Chart:

@@ -32,6 +32,12 @@ def number(value: float, *, digits: int = 4) -> str:
     return text.replace("-", _MINUS)
 
 
+def brief(value: float, *, digits: int = 6) -> str:
+    """Return `value` with at most `digits` digits, as settings are written: 0.002, 1e-5, 1."""
+    mantissa, e, power = number(value, digits=digits).partition("e")
+    return (mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa) + e + power
+
+
 def signed(value: float, *, digits: int = 3) -> str:
     """Return a change with its sign; "0" for no change."""
     text = number(value, digits=digits)

@@ -124,8 +124,13 @@ def places_of(scale: Scale, values: Floats) -> Floats:
 
 
 def label_of(slot: Slot) -> str:
-    """Return node and role, shortened at the start, because the end is more specific."""
+    """Return node and role, shortened at the start, because the end is more specific.
+
+    The node of the inputs is called "input", like their role, and is named once.
+    """
     name = slot.node if slot.role == "output" else f"{slot.node}.{slot.role}"
+    if slot.role == slot.node or slot.role.startswith(f"{slot.node}."):
+        name = slot.role
     return name if len(name) <= _LONGEST else f"\u2026{name[-_LONGEST + 1 :]}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import colorsys
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from comgra_decl.query import RunRow
 from comgra_decl.query.compare import differing
 from comgra_decl.records import SEVERITIES
 from comgra_decl.viewer.model.library import Floats, Library, Recorded, Wanted, XAxis
-from comgra_decl.viewer.model.numbers import MISSING, count, duration, number
+from comgra_decl.viewer.model.numbers import MISSING, brief, count, duration, number
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.series import log10, smoothed, thin
 from comgra_decl.viewer.palette import LINES
@@ -37,6 +37,12 @@ MOST_SETTINGS = 40
 
 MOST_AXES = 8
 """Maximum number of parallel axes of settings."""
+
+_COLUMNS = frozenset({
+    "run", "state", "steps", "findings", "started", "duration", "commit", "uncommitted", "versions",
+    "command",
+})  # fmt: skip
+"""Columns that every table has; settings of these names are written with their path."""
 
 _POINTS = 600  # of a line
 _FEW = 40  # lines that have this many points each; more lines have fewer
@@ -104,7 +110,7 @@ def table_of(rows: Mapping[str, RunRow], problems: Mapping[str, str]) -> RunsTab
     """
     metrics = metrics_in(rows)
     settings, losses = settings_in(rows)[:MOST_SETTINGS], _losses(rows)
-    short = short_names([*settings, *metrics])
+    short = short_names([*settings, *metrics], taken=_COLUMNS)
     has_seed = "seed" not in short.values()  # else it is among the settings
     columns = [
         ("run", "Path below the viewer's folder; click to open the run", False),
@@ -154,15 +160,30 @@ def settings_in(rows: Mapping[str, RunRow]) -> list[str]:
     return sorted(names, key=lambda name: name.startswith("spec."))
 
 
-def short_names(names: Sequence[str]) -> dict[str, str]:
-    """Return the shortest unique ending of each setting's name."""
+def most_varied(rows: Mapping[str, RunRow], settings: Sequence[str]) -> str:
+    """Return the setting with the most different values, the first of several; "" for none."""
+
+    def values(setting: str) -> int:
+        known = (row.settings.get(setting) for row in rows.values())
+        return len({repr(value) for value in known if value is not None})
+
+    return max(settings, key=values, default="")
+
+
+def short_names(names: Sequence[str], *, taken: Collection[str] = ()) -> dict[str, str]:
+    """Return the shortest unique ending of each setting's name that is not `taken`."""
     short: dict[str, str] = {}
     for name in names:
         parts = name.split(".")
         ends = [".".join(parts[-size:]) for size in range(1, len(parts) + 1)]
         others = [other for other in names if other != name]
         short[name] = next(
-            (end for end in ends if not any(f".{o}".endswith(f".{end}") for o in others)), name
+            (
+                end
+                for end in ends
+                if end not in taken and not any(f".{o}".endswith(f".{end}") for o in others)
+            ),
+            name,
         )
     return short
 
@@ -357,7 +378,7 @@ def scale_of(label: str, values: Sequence[Any]) -> Scale:
 
 def _short_number(value: float) -> str:
     whole = value.is_integer() and abs(value) < _LONG
-    return str(int(value)) if whole else number(value, digits=3)
+    return str(int(value)) if whole else brief(value, digits=3)
 
 
 def _numbers(label: str, values: Floats, texts: tuple[str, ...]) -> Scale:
@@ -465,7 +486,7 @@ def _findings(counts: Mapping[str, int] | None) -> Cell:
 
 
 def _text(value: Any) -> str:
-    return number(value) if _numeric(value) and isinstance(value, float) else str(value)
+    return brief(value) if _numeric(value) and isinstance(value, float) else str(value)
 
 
 def _numeric(value: Any) -> bool:

@@ -24,6 +24,9 @@ figure. With more points, drawing them took up most of the time needed to paint 
 _LONE = 0.003
 """Half the width of the band around a lone point, relative to the range of all steps."""
 
+_NOISE = 1e-5
+"""Difference of values, relative to their magnitude, below which it is rounding of float32."""
+
 NEVER_NEGATIVE = (
     *("abs_mean", "std", "abs_max", "l2", "zero_fraction", "nonfinite", "rms", "snr"),
     *("negative_fraction", "kurtosis", "singular_value", "stable_rank", "effective_rank"),
@@ -172,14 +175,22 @@ def extent(*lines: Steps) -> Window:
 
 
 def bounds(*lines: Floats) -> tuple[float, float]:
-    """Return a range that contains all finite values, with a small margin; never empty."""
+    """Return a range that contains all finite values, with a margin; never empty.
+
+    Values that differ by no more than rounding are shown as equal.
+    """
     finite = [line[np.isfinite(line)] for line in lines]
     known = np.concatenate([*finite, np.empty(0)])
     if not len(known):
         return 0.0, 1.0
     low, high = float(known.min()), float(known.max())
-    air = (high - low) * 0.06 or abs(low) * 0.1 or 1.0
+    air = 0.13 * max(-low, high) or 1.0 if flat(low, high) else (high - low) * 0.06
     return low - air, high + air
+
+
+def flat(low: float, high: float) -> bool:
+    """Return whether values in a range differ by no more than the rounding of float32."""
+    return high - low <= _NOISE * max(-low, high)
 
 
 def isolated(values: Floats) -> NDArray[np.int64]:

@@ -242,7 +242,7 @@ class ComparePane(Pane):
 
 
 def _choices(shown: Shown, other: Other, runs: tuple[RunEntry, ...]) -> Groups:
-    own = Option("", "this run, other step")
+    own = Option("", "this run")
     others = [
         Option(run.name, run.label, run.group)
         for run in runs

@@ -25,7 +25,7 @@ from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.palette import BLUE
 from comgra_decl.viewer.panes.base import TENSOR, Act, Pane, Shown, html_view
 from comgra_decl.viewer.panes.selectors import offer
-from comgra_decl.viewer.panes.sheet import NARROW
+from comgra_decl.viewer.panes.sheet import ACROSS, NARROW
 from comgra_decl.viewer.plotting import RunPlots, SlotPlots
 from comgra_decl.visible import visible
 
@@ -35,7 +35,7 @@ _GRID = """
   flex: none !important; grid-template-columns: 190px repeat(2, minmax(0, 1fr)) !important;
   grid-template-rows: 280px 280px 420px; height: auto !important;
 }
-.choices { grid-row: 1 / span 2; }
+.choices { grid-row: 1 / span 2; height: fit-content !important; max-height: none !important; }
 .layers { grid-column: 2 / span 2; }
 .pane { height: auto !important; min-width: 0; }
 .scroll-button { display: none !important; }
@@ -49,9 +49,16 @@ _GRID = """
 }
 """
 _LEGEND = {
-    "click_policy": "none", "label_text_font_size": "11px", "padding": 2, "spacing": 0,
+    "click_policy": "none", "label_height": 14, "glyph_height": 14, "margin": 0, "padding": 0,
+    "spacing": 12,
 }  # fmt: skip
+_NAMED = 5
+"""Most runs that have room in a legend; the tooltips name all, and *Runs* shows their colours."""
+
 _TOOLS = ["box_select", "lasso_select"]
+_USUAL = ["wheel_zoom", "reset", "save"]
+"""Further tools: no more than fit beside a figure, because the rest would be in a menu."""
+
 _KINDS = {"samples": "sample", "steps": "record", "runs": "run"}
 """What can be selected: fields of `Brush`, and what they count."""
 
@@ -82,7 +89,9 @@ class ExplorePane(Pane):
 
     def build(self) -> Any:
         """Create the choices, and an empty place for each figure."""
-        self.choices = Chooser(sizing_mode="stretch_width", margin=0, stylesheets=[NARROW])
+        self.choices = Chooser(
+            sizing_mode="stretch_width", margin=0, stylesheets=[NARROW, ACROSS]
+        )  # fmt: skip
         self.choices.css_classes = ["choices"]
         self.choices.on_message(self._choose)
         names = ("metric", "series", "settings", "cloud", "layers")
@@ -107,7 +116,7 @@ class ExplorePane(Pane):
         metrics, settings = model.all_metrics_in(rows), model.settings_in(rows)
         at = shown.overlaid
         metric = at.metric if at.metric in metrics else next(iter(metrics), "")
-        against = at.against if at.against in settings else next(iter(settings), "")
+        against = at.against if at.against in settings else model.most_varied(rows, settings)
         at = replace(at, metric=metric, against=against, x_axis="step")
         offer(self.choices, _choices(at, metrics, settings, shown.brush))
         names = self._library.names()
@@ -195,13 +204,15 @@ def _curves(
     curves = {
         visible(line.run): styled(
             as_lines(hv.Curve((line.x, line.y), "step", dimension)),
-            "Curve", {"color": colours[line.run]}, bokeh={"tools": ["hover", "box_select"]},
+            "Curve", {"color": colours[line.run]},
+            bokeh={"tools": ["hover", "box_select"], "default_tools": _USUAL},
         )
         for line in lines.lines
     }  # fmt: skip
     overlay = hv.NdOverlay(curves, kdims=["run"], sort=False)
-    look = {"title": title, "legend_position": "top_right"}
-    return styled(overlay, "NdOverlay", look, bokeh={"height": _HIGH, "legend_opts": _LEGEND})
+    look = {"title": title, "legend_position": "top", "show_legend": len(curves) <= _NAMED}
+    frame = {"height": _HIGH, "legend_opts": _LEGEND, "default_tools": _USUAL}
+    return styled(overlay, "NdOverlay", look, bokeh=frame)
 
 
 def _settings(trials: model.Trials, *, loading: bool) -> hv.Points | str:
@@ -225,8 +236,9 @@ def _settings(trials: model.Trials, *, loading: bool) -> hv.Points | str:
         "xlim": (-0.06, 1.06), "ylim": (-0.06, 1.06),
     }  # fmt: skip
     return styled(
-        points, "Points", look, bokeh={"height": _HIGH, "size": 8, "tools": ["hover", *_TOOLS]}
-    )
+        points, "Points", look,
+        bokeh={"height": _HIGH, "size": 8, "tools": ["hover", *_TOOLS], "default_tools": _USUAL},
+    )  # fmt: skip
 
 
 def _cloud(shown: Shown) -> hv.Points | hv.DynamicMap | str:
@@ -243,9 +255,8 @@ def _cloud(shown: Shown) -> hv.Points | hv.DynamicMap | str:
         return str(error)
     if len(points) < 2:
         return "No samples of this tensor were recorded at this step."
-    return points.opts(
-        hv.opts.Points(height=_HIGH, responsive=True, tools=["hover", *_TOOLS], backend="bokeh")
-    )
+    frame = {"height": _HIGH, "responsive": True}
+    return points.opts(hv.opts.Points(tools=["hover", *_TOOLS], backend="bokeh", **frame))
 
 
 def _layers(shown: Shown, statistic: str) -> hv.Overlay | str:

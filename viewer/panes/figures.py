@@ -27,15 +27,13 @@ from comgra_decl.viewer.escaping import bokeh_text
 from comgra_decl.viewer.model.ticks import log_ticks
 from comgra_decl.viewer.palette import GREY, RED
 from comgra_decl.viewer.panes.hovering import Hover, Row
+from comgra_decl.viewer.style import LEGEND
 from comgra_decl.visible import visible
 
 MIN_HEIGHT = 170
 _BUTTON, _LETTER = 26, 7.1  # pixels of the download button, and of a letter of a title
 IMAGE = ("image", "x", "y", "dw", "dh")
 """Columns of an image's data source: values [rows, columns], position, extent."""
-
-_LEGEND = ".bk-item .bk-label { color: var(--panel-on-surface-color, #444444) !important; }"
-"""CSS for legends. They are HTML, and Bokeh sets their colour before the page has a theme."""
 
 _TICK = """
 if (power) { tick = 10 ** tick }
@@ -299,7 +297,7 @@ def legend(items: list[LegendItem], *, visible: bool = True) -> Any:
         background_fill_alpha=0,
         label_text_font_size="11px",
         location="top_right",
-        stylesheets=[_LEGEND],
+        stylesheets=[LEGEND],
     )
 
 

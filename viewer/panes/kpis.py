@@ -162,7 +162,6 @@ class _KpiFigure:
     def __init__(self, title: str, x_range: Any, jump: Any) -> None:
         tooltips = [SUBJECT, Row("type", "@label", "text"), STEP, Row("value", "@value")]
         self.frame = Frame(x_range=x_range, tooltips=tooltips)
-        self.frame.title = title
         self.frame.hover.name(title)
         self.frame.on_tap(jump)
         self.panel = self.frame.pane()
@@ -174,6 +173,7 @@ class _KpiFigure:
     def draw(self, chart: Chart, x: tuple[float, float], log: bool) -> None:
         """Draw all lines of a chart."""
         shown = chart.logarithmic() if log else chart
+        self.frame.title = chart.heading
         self.frame.set_log(log)
         for line, recorded in zip(shown.lines, chart.lines, strict=True):
             source, dots = self._lines.get(line.label) or self._add(line.label)

@@ -61,11 +61,12 @@ class ModulesPane(Pane):
         what = "change" if tree.measure is None else pass_label(tree.measure)
         heads = (
             f"<th>module {save_button('the modules')}</th><th>class</th><th>parameters</th>"
-            '<th><span class="unseen">remarks</span></th><th>output</th>'
+            "<th>output</th>"
             f'<th title="share of the squared norm of all {_e(what)}s at this step">'
             f"share of {_e(what)}</th>"
             f'<th title="norm of the {_e(what)} divided by the norm of the weights, at this step">'
             f"{_e(what)} \u00f7 weights</th>"
+            '<th><span class="unseen">remarks</span></th>'
         )
         note = "" if tree.measure else f'<p class="note">{_HOW}</p>'
         return (
@@ -84,10 +85,10 @@ class ModulesPane(Pane):
             f"<tr{mark}{send}><td>"
             f'<span style="padding-left:{18 * line.depth}px">{self._triangle(line)}'
             f"<span{name}>{_e(line.label)}</span></span></td>"
-            f"<td>{_e(line.module_class)}</td><td>{_size(line)}</td><td>{_remarks(line)}</td>"
-            f"<td>{output}</td>"
+            f"<td>{_e(line.module_class)}</td><td>{_size(line)}</td><td>{output}</td>"
             f'<td class="bar" style="--tint:#3f6fd8;--part:{part:.1f}%">{_percent(line.share)}</td>'
-            f"<td>{MISSING if line.ratio is None else number(line.ratio, digits=3)}</td></tr>"
+            f"<td>{MISSING if line.ratio is None else number(line.ratio, digits=3)}</td>"
+            f"<td>{_remarks(line)}</td></tr>"
         )
 
     def _triangle(self, line: Module) -> str:

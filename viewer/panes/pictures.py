@@ -43,7 +43,7 @@ from comgra_decl.viewer.panes.record_cards import CSS as RECORD_CARDS
 from comgra_decl.viewer.panes.record_cards import missing_card, record_card
 
 _CSS = """
-.cards { display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
+.cards { align-items: flex-start; display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
 .card img { display: block; image-rendering: pixelated; object-fit: contain; }
 .card .lens th { white-space: nowrap; }
 .card .lens td { text-align: center; white-space: pre; }

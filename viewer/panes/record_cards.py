@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from comgra_decl.query import Picture
+from comgra_decl.viewer.escaping import html_prose
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.images import (
@@ -40,6 +41,7 @@ CSS = """
   object-fit: none; }
 .card .twice { display: flex; flex-wrap: wrap; gap: 16px; }
 .card .flow td.bar { min-width: 150px; text-align: right; }
+.card .flow th { border: 0; font-weight: 450; }
 """.replace("SHADES", ", ".join(SCALE))
 
 _SIZE, _MARGIN = 190, 8
@@ -82,7 +84,7 @@ def _title(found: Computed) -> str:
 def missing_card(title: str, why: str, lines: str = "", *, more: str = "") -> str:
     """Return an empty card: why it is empty, lines of the spec that would fill it, and HTML."""
     fill = f"<p>These lines of the spec fill it:</p><pre>{_e(lines)}</pre>" if lines else ""
-    return f'<div class="card empty"><h3>{_e(title)}</h3><p>{_e(why)}</p>{fill}{more}</div>'
+    return f'<div class="card empty"><h3>{_e(title)}</h3><p>{html_prose(why)}</p>{fill}{more}</div>'
 
 
 def _likeness(found: Computed, picture: Picture) -> str:

@@ -11,6 +11,8 @@ from comgra_decl.viewer.model.numbers import count
 from comgra_decl.viewer.model.verdicts import found
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
 
+_WIDE = ' class="wide"'
+
 
 class RunPane(Pane):
     """The spec and config as YAML, the capture report, run facts, and warnings."""
@@ -70,14 +72,14 @@ def _found(shown: Shown) -> str:
 
 def _page(facts: About) -> str:
     remarks = "".join(f"<li>{_e(remark)}</li>" for remark in facts.remarks)
-    config = _text("Configuration", facts.config) if facts.config else '<p class="note">None.</p>'
+    config = f"<div><h3>Program config</h3>{_text('Configuration', facts.config)}</div>"
     parts = [
         f'<ul class="remarks wide">{remarks}</ul>' if remarks else "",
         f"<div><h3>Run</h3>{_table(facts.summary)}</div>",
         f"<div><h3>Spec entries and what they recorded</h3>{_entries(facts.entries)}</div>",
-        f"<div><h3>Spec</h3>{_text('Spec', facts.spec)}</div>",
-        f"<div><h3>Program config</h3>{config}</div>",
-        f'<div class="wide"><h3>Facts</h3>{_table(facts.facts)}</div>',
+        f"<div{'' if facts.config else _WIDE}><h3>Spec</h3>{_text('Spec', facts.spec)}</div>",
+        config if facts.config else "",
+        f"<div{_WIDE}><h3>Facts</h3>{_table(facts.facts)}</div>",
     ]
     return f'<div class="run">{"".join(parts)}</div>'
 
@@ -95,11 +97,13 @@ def _table(facts: Facts) -> str:
 def _entries(entries: tuple[Entry, ...]) -> str:
     if not entries:
         return '<p class="note">Available after the first record.</p>'
+    silent = any(entry.never_called for entry in entries)
     lines = "".join(_entry(entry) for entry in entries)
     heads = (
         '<th>entry</th><th title="modules that match the patterns">matched</th>'
         '<th title="matched modules that ran in the recorded step">fired</th>'
-        '<th title="series written for these modules">written</th><th>never called</th>'
+        '<th title="series written for these modules">written</th>'
+        f"<th>{'never called' if silent else ''}</th>"
     )
     return f'<table class="entries"><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table>'
 

@@ -20,52 +20,43 @@ from comgra_decl.viewer.model.tables import lines_csv, trials_csv
 from comgra_decl.viewer.panes.base import TENSOR, Act, Exhibit, Pane, Shown
 from comgra_decl.viewer.panes.runs_figures import LinesFigure, TrialsFigure
 from comgra_decl.viewer.panes.selectors import offer
-from comgra_decl.viewer.panes.sheet import NARROW
+from comgra_decl.viewer.panes.sheet import ACROSS, NARROW
 
 _GRID = """
 :host {
   box-sizing: border-box; display: grid !important; gap: 10px 14px; padding: 8px 14px;
+  --table: clamp(130px, 74px + 28px * var(--runs, 3), max(340px, 38vh));
   grid-template-columns: 190px repeat(3, minmax(0, 1fr));
-  grid-template-rows: minmax(170px, 4fr) minmax(260px, 5fr); min-height: 470px;
+  grid-template-rows: var(--table) minmax(260px, 1fr); min-height: calc(var(--table) + 290px);
 }
 .choices { contain: size; grid-row: 1 / span 2; min-height: 0; overflow: auto; }
 .table { contain: size; grid-column: 2 / span 3; min-height: 0; min-width: 0; }
 .scroll-button { display: none !important; }
-:host(.many) { grid-template-rows: minmax(340px, 5fr) minmax(260px, 5fr); min-height: 640px; }
 @container (max-width: 1210px) {
   :host {
     grid-template-columns: 170px repeat(2, minmax(0, 1fr));
-    grid-template-rows: minmax(200px, 1fr) 270px 290px; min-height: 790px;
+    grid-template-rows: var(--table) minmax(250px, 1fr) minmax(270px, 1fr);
+    min-height: calc(var(--table) + 560px);
   }
-  :host(.many) { grid-template-rows: minmax(340px, 1fr) 270px 290px; min-height: 930px; }
   .choices { grid-row: 1 / span 3; }
   .table { grid-column: 2 / span 2; }
   .trials { grid-column: 2 / span 2; }
 }
 @container (max-width: 900px) {
   :host {
-    grid-template-columns: minmax(0, 1fr); grid-template-rows: 250px auto 250px 250px 270px;
-    min-height: 1300px;
+    grid-template-columns: minmax(0, 1fr);
+    grid-template-rows: var(--table) auto 250px 250px 270px;
+    min-height: calc(var(--table) + 1050px);
   }
-  :host(.many) { grid-template-rows: 340px auto 250px 250px 270px; min-height: 1390px; }
   .choices { contain: none; grid-row: 2; }
   .table, .trials { grid-column: 1; }
 }
 @media print { /* all runs, then the figures */
-  :host, :host(.many) { display: block !important; height: auto !important; }
+  :host { display: block !important; height: auto !important; }
   .choices { display: none !important; }
   .table { contain: none; height: auto !important; max-height: none !important; }
 }
 """
-_ROW = """
-@container (max-width: 900px) {
-  section { display: grid; gap: 0 12px; grid-template-columns: repeat(3, minmax(0, 1fr)); }
-  h2 { grid-column: 1 / -1; }
-}
-"""
-_MANY = 8
-"""Number of runs above which the table is higher."""
-
 _ALL_SETTINGS = Option("", "all that differ (parallel axes)")
 
 
@@ -84,7 +75,7 @@ class RunsPane(Pane):
 
     def build(self) -> Any:
         """Create the choices, the table and the figures."""
-        self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW, _ROW])
+        self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW, ACROSS])
         self.choices.css_classes = ["choices"]
         self.choices.on_message(self._choose)
         self.table = RunsTableView(sizing_mode="stretch_both", margin=0, css_classes=["table"])
@@ -166,9 +157,9 @@ class RunsPane(Pane):
             self._tabled = key
             self._rows = rows  # keeps the rows alive, so that their ids stay theirs
             self.table.put(content=model.table_of(rows, problems).json(self._colours))
-            classes = ["many"] if len(rows) > _MANY else []
-            if self.box.css_classes != classes:
-                self.box.css_classes = classes
+            styles = {"--runs": str(len(rows) + len(problems))}
+            if self.box.styles != styles:
+                self.box.styles = styles
         reading = len(self._names) - len(rows) - len(problems)
         self.table.put(ticked=list(self._ticked), shown=shown, reading=max(reading, 0))
 

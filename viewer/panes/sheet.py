@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import panel as pn
 
+from comgra_decl.errors import ComgraError
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.components.chooser import Chooser
 from comgra_decl.viewer.escaping import html_text as _e
@@ -27,7 +28,13 @@ from comgra_decl.viewer.model.takeaway import csv_of, file_name, npy_of, tabbed,
 from comgra_decl.viewer.model.tokens import has_tokens, joined, labels, spelled
 from comgra_decl.viewer.panes.base import TENSOR, Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.selectors import offer
-from comgra_decl.viewer.panes.sheet_html import listing_html, missing_html, text_html, window_html
+from comgra_decl.viewer.panes.sheet_html import (
+    INSPECT,
+    listing_html,
+    missing_html,
+    text_html,
+    window_html,
+)
 from comgra_decl.viewer.panes.sheet_picture import SheetPicture
 from comgra_decl.viewer.style import UNCUT
 
@@ -37,12 +44,14 @@ _GRID = """
   grid-template-columns: 190px minmax(220px, 2fr) minmax(320px, 3fr);
   grid-template-rows: minmax(0, 1fr);
 }
+:host(.missing) .cells { grid-column: 2 / span 2; }
 @container (max-width: 900px) {
   :host {
     grid-template-columns: 170px minmax(0, 1fr);
     grid-template-rows: minmax(280px, 1fr) minmax(260px, 1fr); min-height: 560px; row-gap: 12px;
   }
   .cells { grid-column: 1 / span 2; }
+  :host(.missing) { grid-template-rows: minmax(280px, 1fr); min-height: 0; }
 }
 .choices, .cells { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
@@ -53,6 +62,13 @@ NARROW = """
 section { padding: 0 0 4px !important; }
 section + section { padding-top: 8px !important; }
 """
+ACROSS = """
+@container (max-width: 900px) {
+  section { display: grid; gap: 0 12px; grid-template-columns: repeat(3, minmax(0, 1fr)); }
+  h2 { grid-column: 1 / -1; }
+}
+"""
+"""Style sheet of choices that stand above the figures, in rows of three, on a narrow page."""
 
 
 class SheetPane(Pane):
@@ -71,10 +87,11 @@ class SheetPane(Pane):
         self.picture = SheetPicture(self._look_at)
         self.view = html_view(sizing_mode="stretch_both", css_classes=["cells"])
         self.view.on_message(self._on_message)
-        return pn.Column(
+        self.box = pn.Column(
             self.choices, self.picture.panel, self.view, sizing_mode="stretch_both", margin=0,
             stylesheets=[_GRID, UNCUT],
         )  # fmt: skip
+        return self.box
 
     def components(self) -> list[Any]:
         """Return choices and cells, which handle clicks."""
@@ -100,9 +117,11 @@ class SheetPane(Pane):
         tensor = self._tensor
         self._slicing = tensor.slicing(shown.slicing)
         self._offer(shown.view)
+        self._make_room(picture=tensor.missing is None)
         if tensor.missing is not None:
             self.picture.clear()
-            self._write(f"{_title(shown, tensor)}{missing_html(tensor.missing)}", [])
+            body, tokens = missing_html(tensor.missing, preview=_has_preview(shown))
+            self._write(f"{_title(shown, tensor)}{body}", tokens)
             return
         if shown.order:
             page = listing_of(tensor, shown.order, shown.window)
@@ -120,6 +139,12 @@ class SheetPane(Pane):
         if _spells(shown, tensor) and tensor.chosen.ndim == 1:
             text = joined(spelled(shown.view, tensor.chosen))[:TEXT]
         self._write(_title(shown, tensor) + text_html(text) + body, tokens)
+
+    def _make_room(self, *, picture: bool) -> None:
+        """Show the image, or only the reason why there is none, in its place too."""
+        if self.picture.panel.visible != picture:
+            self.picture.panel.visible = picture
+            self.box.css_classes = [] if picture else ["missing"]
 
     def _write(self, content: str, tokens: list[str]) -> None:
         self.view.param.update(html=content, tokens=tokens)
@@ -145,6 +170,8 @@ class SheetPane(Pane):
         kind, _, rest = message["send"].partition(":")
         if kind == "window":
             self.act(window=rest)
+        elif message["send"] == INSPECT:
+            self.act(section=INSPECT)
         else:
             self._show_cell([int(i) for i in rest.split(",")])
 
@@ -186,6 +213,18 @@ class SheetPane(Pane):
         else:
             name = file_name(shown.at, tensor, ".npy")
             self.choices.hand_over(name, npy_of(tensor), kind="application/octet-stream")
+
+
+def _has_preview(shown: Shown) -> bool:
+    """Return whether *Inspect* shows a preview of the tensor at this step."""
+    slot = shown.view.passes(shown.at.node, shown.at.role, shown.at.iteration).get(shown.pass_)
+    if slot is None or shown.at.step is None:
+        return False
+    try:
+        shown.view.preview(slot, shown.at.step, shown.at.type)
+    except ComgraError:
+        return False
+    return True
 
 
 def _spells(shown: Shown, tensor: Tensor) -> bool:

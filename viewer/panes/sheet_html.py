@@ -13,6 +13,9 @@ from comgra_decl.viewer.model.numbers import count, number
 from comgra_decl.viewer.model.sheet import COLUMNS, LISTED, ROWS, Dim, Listing, Window
 from comgra_decl.viewer.model.unrecorded import Unrecorded
 
+INSPECT = "inspect"
+"""The section with the preview, and the message that opens it."""
+
 _DIGITS = 6
 _MARK = ' class="brushed"'
 
@@ -77,12 +80,22 @@ def listing_html(listing: Listing, dims: tuple[Dim, ...]) -> tuple[str, list[str
     return content, tokens
 
 
-def missing_html(missing: Unrecorded) -> str:
-    """Return the reason why there are no values, and the spec lines to add, as HTML."""
+def missing_html(missing: Unrecorded, *, preview: bool) -> tuple[str, list[str]]:
+    """Return why there are no values, and the spec lines to add, as HTML, and its messages.
+
+    Args:
+        missing: The reason, and the lines.
+        preview: Whether there is a preview, to which a button then leads.
+    """
     spec = ""
     if missing.spec:
         spec = f"<p>To record them, add to the spec:</p><pre>{_e(missing.spec)}</pre>"
-    return f'<div class="notice"><h2>No values recorded</h2><p>{_e(missing.reason)}</p>{spec}</div>'
+    button = f'<button type="button" class="act" data-send="{INSPECT}">Show the preview</button>'
+    content = (
+        f'<div class="notice left"><h2>No values recorded</h2><p>{_e(missing.reason)}</p>{spec}'
+        f"{f'<p>{button}</p>' if preview else ''}</div>"
+    )
+    return content, [INSPECT] if preview else []
 
 
 def text_html(text: str) -> str:

@@ -22,7 +22,7 @@ from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.pictures import PicturesPane
 
 CARD = re.compile(
-    r'<div class="card empty"><h3>([^<]*)</h3><p>([^<]*)</p>(?:<p>[^<]*</p><pre>([^<]*)<)?'
+    r'<div class="card empty"><h3>([^<]*)</h3><p>(.*?)</p>(?:<p>[^<]*</p><pre>([^<]*)<)?'
 )
 GIVEN = {"input": torch.randn(4, 1, 6, 6).tolist()}
 

@@ -223,3 +223,17 @@ def test_boxes_in_the_figures_mark_the_page(
     expect(page.locator("svg title").filter(has_text="brushed")).not_to_have_count(0)
     turn_to(page, "inspect")
     expect(page.locator("tr.brushed")).to_have_count(4)
+
+
+@pytest.mark.browser
+def test_legends_are_legible_in_the_dark(
+    trials: Path, serve: Callable[..., str], open_page: Callable[..., Any]
+) -> None:
+    from comgra_decl.viewer.page import create_page
+
+    page = open_page(viewport={"width": 1400, "height": 1600}, color_scheme="dark")
+    page.goto(serve(lambda: create_page([str(trials)])) + "?section=explore&node=head&step=4")
+    label = page.locator(".metric .bk-label").first
+    label.wait_for()
+    text = page.evaluate("() => getComputedStyle(document.body).color")
+    assert label.evaluate("e => getComputedStyle(e).color") == text

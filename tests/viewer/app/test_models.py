@@ -17,7 +17,7 @@ from comgra_decl.viewer.model.flags import nonfinite_marks
 from comgra_decl.viewer.model.kpis import charts
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve, slots_of
-from comgra_decl.viewer.model.series import curve
+from comgra_decl.viewer.model.series import bounds, curve
 from comgra_decl.viewer.model.statistics import sample_table, statistics_table
 from comgra_decl.viewer.model.values import values_picture
 from tests.support.fake_run import FakeRun
@@ -193,6 +193,38 @@ def test_the_curve_of_every_step_is_drawn_thinned_with_its_extremes(tmp_path: Pa
     assert len(line.steps) < 5000
     assert {0, 777, 12_345, 19_999} <= set(line.steps.tolist())
     assert np.array_equal(line.values, values[line.steps])
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "heading", "drawn"),
+    [
+        ("memory/host", [6.4e8, 7.6e8], "memory/host (MB)", [640, 760]),
+        ("memory/device", [2e9, 12e9], "memory/device (GB)", [2, 12]),
+        ("time/step", [0.25, 0.5], "time/step (ms)", [250, 500]),
+        ("time/data", [0.25, 2.0], "time/data (s)", [0.25, 2]),
+        ("accuracy", [0.25, 0.5], "accuracy", [0.25, 0.5]),
+    ],
+)
+def test_automatic_metrics_are_drawn_in_a_unit_that_is_named(
+    tmp_path: Path, name: str, recorded: list[float], heading: str, drawn: list[float]
+) -> None:
+    fake = FakeRun(tmp_path / "run", nodes=("embed",))
+    fake.write(3)
+    batch = ScalarBatch(np.arange(2), np.array(recorded), [name] * 2, ["train"] * 2)
+    fake.writer.commit([], [batch])
+    found = {chart.title: chart for chart in charts(RunView(open_run(fake.path)))}
+    assert found[name].heading == heading
+    assert found[name].lines[0].values == pytest.approx(drawn)
+    assert found[name].logarithmic().heading == heading
+
+
+def test_rounding_is_not_magnified_to_the_height_of_a_figure() -> None:
+    flat = np.float32(1 / 64) + np.array([0, 1e-9, -1e-9])
+    low, high = bounds(flat)
+    assert low < 0.9 * flat.min()
+    assert high > 1.1 * flat.max()
+    low, high = bounds(np.array([0.0, 1.0, np.nan, np.inf]))
+    assert (low, high) == pytest.approx((-0.06, 1.06))
 
 
 def test_a_statistic_that_does_not_apply_is_missing_and_not_broken(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,8 @@ def test_lines_select_and_triangles_unfold(trained: tuple[RunView, dict[str, flo
     pane.refresh(Shown(view, resolve(view, Selection(), {}), "kind", "linear", None, False))
     assert pane.view.check({"send": "node:first.up"})
     assert not pane.view.check({"send": "node:silent"})
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", pane.view.html)
+    assert "remarks" in heads[-1]  # takes the room that is left, so that the numbers stay together
     pane._on_message({"send": "node:first.up"})
     assert wanted == [{"node": "first.up"}]
     pane._on_message({"send": "fold:0:first"})

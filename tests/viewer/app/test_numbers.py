@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comgra_decl.viewer.model.numbers import count, duration, number, shape, signed
+from comgra_decl.viewer.model.numbers import brief, count, duration, number, shape, signed
 
 MINUS = "\u2212"
 
@@ -35,6 +35,23 @@ def test_four_significant_digits(value: float, text: str) -> None:
 def test_written_numbers_are_the_value_to_four_digits(value: float) -> None:
     read = float(number(value).replace(MINUS, "-"))
     assert read == pytest.approx(value, rel=5.01e-4)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.002, "0.002"),
+        (1.0, "1"),
+        (100.0, "100"),
+        (1e-5, f"1e{MINUS}5"),
+        (3e-4, f"3e{MINUS}4"),
+        (0.123456789, "0.123457"),
+        (1e20, "1e20"),
+    ],
+)
+def test_settings_are_written_without_trailing_zeros(value: float, text: str) -> None:
+    assert brief(value) == text
+    assert float(text.replace(MINUS, "-")) == pytest.approx(value, rel=1e-5)
 
 
 def test_changes_carry_their_sign() -> None:

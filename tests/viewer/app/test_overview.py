@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from comgra_decl.viewer.model.graph import Scale, scale_of
-from comgra_decl.viewer.model.overview import Overview, overview, places_of
+from comgra_decl.viewer.model.overview import Overview, label_of, overview, places_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.palette import colour_at, signed_colour
@@ -109,3 +110,18 @@ def test_no_line_marks_the_step_where_a_message_is_shown() -> None:
 
 def line_shown(frame: Frame) -> bool:
     return frame._span is not None and bool(frame._span.visible)
+
+
+@pytest.mark.parametrize(
+    ("node", "role", "label"),
+    [
+        ("head", "output", "head"),
+        ("head", "weight", "head.weight"),
+        ("input", "input", "input"),
+        ("input", "input.ids", "input.ids"),
+        ("target", "target", "target"),
+    ],
+)
+def test_rows_name_nodes_and_roles_once(view: RunView, node: str, role: str, label: str) -> None:
+    slot = next(iter(view.slots.values()))
+    assert label_of(replace(slot, node=node, role=role)) == label

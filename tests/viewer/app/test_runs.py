@@ -103,7 +103,7 @@ def test_the_table_has_all_runs_with_changed_settings_and_problems(library: Libr
     assert row["steps"].key == 8
     assert row["loss"].key == losses.iloc[-1]
     assert row["best loss"].key == losses.min()
-    assert row["optimizer.lr"] == ("0.01000", 0.01)
+    assert row["optimizer.lr"] == ("0.01", 0.01)
     assert row["uncommitted"].text == "no"
     assert row["findings"] == ("not checked", None)
     assert dict(zip(labels, table.lines["torn"], strict=True))["state"].text == "damaged"
@@ -180,13 +180,13 @@ def test_runs_that_do_not_fit_in_memory_are_left_out(
 def test_settings_have_scales_by_their_kind() -> None:
     lr = model.scale_of("lr", list(RATES))
     assert np.allclose(lr.places, [0, 1 / 3, 2 / 3, 1])
-    assert [text for _, text in lr.ticks] == ["1.00e\u22124", "0.00100", "0.0100", "0.100"]
+    assert [text for _, text in lr.ticks] == ["1e\u22124", "0.001", "0.01", "0.1"]
     many = model.scale_of("lr", np.logspace(-4, -1, 9).tolist())
-    assert [text for _, text in many.ticks] == ["1.00e\u22124", "0.00316", "0.100"]
+    assert [text for _, text in many.ticks] == ["1e\u22124", "0.00316", "0.1"]
     batch = [*model.scale_of("batch", [16, 64, 32, 64]).ticks]
     assert batch == [(0, "16"), (1 / 3, "32"), (1, "64")]
     decay = [*model.scale_of("decay", [0.0, 1e-4, 0.01]).ticks]
-    assert decay == [(0, "0"), (1, "0.0100")]  # without a mark that would cover another
+    assert decay == [(0, "0"), (1, "0.01")]  # without a mark that would cover another
     depth = model.scale_of("depth", [2, 4, None])
     assert depth.places[:2].tolist() == [0, 1]
     assert math.isnan(depth.places[2])
@@ -214,6 +214,23 @@ def test_names_of_settings_are_as_short_as_they_can_be() -> None:
         "config.depth": "depth",
         "lr": "lr",
     }
+
+
+def test_a_setting_that_is_called_like_a_column_has_its_path() -> None:
+    names = ["config.steps", "config.depth"]
+    assert model.short_names(names, taken={"steps"}) == {
+        "config.steps": "config.steps",
+        "config.depth": "depth",
+    }
+
+
+def test_the_setting_with_the_most_values_is_drawn_first(library: Library) -> None:
+    rows = library.rows()
+    settings = model.settings_in(rows)
+    known = {s: {repr(row.settings.get(s)) for row in rows.values()} for s in settings}
+    chosen = model.most_varied(rows, settings)
+    assert len(known[chosen]) == max(map(len, known.values()))
+    assert model.most_varied(rows, []) == ""
 
 
 def test_new_runs_keep_the_colours_of_old_ones() -> None:
@@ -375,8 +392,8 @@ def test_only_the_rows_in_view_are_elements(open_page: Callable[..., Any], serve
     expect(page.get_by_role("status")).to_have_text("1000 runs, 1000 ticked")
 
 
-@pytest.mark.parametrize(("runs", "many"), [(2, False), (9, True)])
-def test_the_table_of_many_runs_is_higher(tmp_path: Path, runs: int, many: bool) -> None:
+@pytest.mark.parametrize("runs", [2, 9])
+def test_the_table_is_as_high_as_its_runs_need(tmp_path: Path, runs: int) -> None:
     for number in range(runs):
         fake = FakeRun(tmp_path / "group" / f"run-{number}", nodes=["head"], layers=1)
         fake.write(1)
@@ -386,7 +403,7 @@ def test_the_table_of_many_runs_is_higher(tmp_path: Path, runs: int, many: bool)
     dashboard.poll()
     (pane,) = dashboard.screen.sections["runs"].panes
     assert isinstance(pane, RunsPane)
-    assert ("many" in pane.box.css_classes) == many
+    assert pane.box.styles == {"--runs": str(runs)}
 
 
 @pytest.mark.browser

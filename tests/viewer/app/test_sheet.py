@@ -283,3 +283,19 @@ def test_values_that_are_not_finite_are_hatched(view: RunView) -> None:
     pane.refresh(shown(view, at(view, node="head", role="weight", step=4)))
     assert "values: true" in pane.view.html
     assert not pane.view.tokens
+
+
+def test_without_values_the_reason_takes_the_place_of_the_image(tmp_path: Path) -> None:
+    wanted: list[dict[str, object]] = []
+    pane = SheetPane(lambda **change: wanted.append(change))
+    nodes = {"all": {"select": "**", "values": True}}
+    view = traced(tmp_path, {"values": {"max_elements": 40}, "nodes": nodes})
+    pane.refresh(shown(view, at(view, node="wide")))
+    assert not pane.picture.panel.visible
+    assert pane.box.css_classes == ["missing"]
+    pane._on_message({"send": pane.view.tokens[0]})
+    assert wanted == [{"section": "inspect"}]  # where the preview is
+    view = traced(tmp_path, {"values": {"max_elements": 50}, "nodes": nodes})
+    pane.refresh(shown(view, at(view, node="wide")))
+    assert pane.picture.panel.visible
+    assert pane.box.css_classes == []

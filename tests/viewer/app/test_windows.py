@@ -79,6 +79,42 @@ def test_a_narrow_section_shows_its_table_above_its_figures(
     assert all(end <= top or begin >= bottom for begin, end in figures)
 
 
+OVERLAPS = """() => {
+  const boxes = (selector, root = document) => [...root.querySelectorAll("*")].flatMap((e) => [
+    ...(e.matches(selector) ? [e.getBoundingClientRect()] : []),
+    ...(e.shadowRoot ? boxes(selector, e.shadowRoot) : [])]);
+  const seen = (selector) => boxes(selector, document.querySelector("main"))
+    .filter((box) => box.width && box.height);
+  const figures = seen(".bk-Figure");
+  return seen(".choices select, .choices button, .choices input").flatMap((field) => figures
+    .filter((f) => f.left < field.right - 1 && field.left < f.right - 1
+      && f.top < field.bottom - 1 && field.top < f.bottom - 1)
+    .map((f) => `a figure at ${f.top} covers a field at ${field.top}`));
+}"""
+
+
+@pytest.mark.parametrize("section", shortened(["explore", "runs", "compare", "values"], tried=1))
+def test_figures_cover_no_choices_in_a_narrow_window(
+    opened: Callable[..., Any], section: str
+) -> None:
+    page = opened("?run=pair/new&section=overview&node=embed&step=4")
+    turn_to(page, section)
+    page.locator("main .bk-Figure:visible").first.wait_for()
+    assert page.locator("main .choices:visible select").count() > 0
+    assert page.evaluate(OVERLAPS) == []
+
+
+def test_all_tabs_fit_a_laptop(viewer: Callable[..., Any]) -> None:
+    query = "?run=pair/new&section=attention&node=embed&step=4"
+    page = viewer(query, '[role="tab"]', viewport={"width": 1280, "height": 800})
+    assert page.get_by_role("tab").count() == 14  # with Attention and Views
+    size = page.locator(".tabs").evaluate("e => [e.scrollWidth, e.clientWidth]")
+    assert size[0] <= size[1]
+    note = page.locator(".missing")
+    assert note.locator("code").all_text_contents() == ["axes: [head, query, key]", "attention"]
+    assert "`" not in note.inner_text()
+
+
 def test_the_sidebar_folds_and_opens_over_the_page(opened: Callable[..., Any]) -> None:
     page = opened("?node=embed&step=4")
     side = page.locator("#side")
