@@ -24,6 +24,7 @@ from playwright.sync_api import Page
 from torch import Tensor, nn
 
 import comgra_decl as comgra
+from benchmarks.neutrality.zoo.kernels import declare_missing
 from docs.pictures import IMAGES, PATIENCE, browser_page, record, viewer
 
 SIZES = ((800, 900), (1280, 800), (1920, 1080))
@@ -140,6 +141,9 @@ EXAMPLES = {
     "tutorial": "tutorial/with-bug",
     "characters": "characters/gpt",
 }
+SPECS = {"gpt2": ("attention", "samples.count=8")}
+"""Presets other than `debug`, and overrides."""
+
 TRAINED = {"resnet18": train_resnet18, "gpt2": train_gpt2, "unet": train_unet}
 
 
@@ -151,31 +155,32 @@ def make_run(network: str, runs: Path) -> str:
     name = f"sheets/{network}"
     if not (runs / name).exists():
         torch.manual_seed(0)
-        with comgra.trace("debug", root=runs, group="sheets", name=network):
+        preset, *overrides = SPECS.get(network, ("debug",))
+        with comgra.trace(preset, root=runs, group="sheets", name=network, overrides=overrides):
             TRAINED[network]()
     return name
 
 
 def photograph(page: Page, address: str, run: str, network: str) -> dict[str, Image.Image]:
     """Return a sheet of all sections for each theme."""
-    sheets = {}
-    for theme in THEMES:
-        page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-        rows = []
-        for section in SECTIONS:
-            row = []
-            for width, height in SIZES:
-                page.set_viewport_size({"width": width, "height": height})
-                query = urlencode({"run": run, "node": NODES[network], "section": section})
-                page.goto(f"{address}?{query}")
-                page.locator('[role="tab"][aria-selected="true"]').wait_for(timeout=PATIENCE)
-                page.wait_for_timeout(1500)  # until the charts are drawn
+    rows: dict[str, list[tuple[str, list[Image.Image]]]] = {theme: [] for theme in THEMES}
+    for section in SECTIONS:
+        for theme in THEMES:
+            rows[theme].append((section, []))
+        for width, height in SIZES:
+            page.set_viewport_size({"width": width, "height": height})
+            query = urlencode({"run": run, "node": NODES[network], "section": section})
+            page.goto(f"{address}?{query}")
+            page.locator('[role="tab"][aria-selected="true"]').wait_for(timeout=PATIENCE)
+            page.wait_for_function("() => Bokeh.documents[0].is_idle")
+            page.wait_for_timeout(800)  # until the charts are painted
+            for theme in THEMES:
+                page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
+                page.wait_for_timeout(400)
                 picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
                 size = int(width * SCALE), int(height * SCALE)
-                row.append(picture.resize(size, Image.Resampling.LANCZOS))
-            rows.append((section, row))
-        sheets[theme] = _sheet(rows)
-    return sheets
+                rows[theme][-1][1].append(picture.resize(size, Image.Resampling.LANCZOS))
+    return {theme: _sheet(each) for theme, each in rows.items()}
 
 
 def _sheet(rows: list[tuple[str, list[Image.Image]]]) -> Image.Image:
@@ -200,6 +205,7 @@ def main() -> None:
     parser.add_argument("networks", nargs="*", choices=[*NODES, []], help="all by default")
     parser.add_argument("--runs", type=Path, help="store the runs here, and reuse existing ones")
     options = parser.parse_args()
+    declare_missing()  # timm and transformers import torchvision
     folder_of_sheets = IMAGES / "sheets"
     folder_of_sheets.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
