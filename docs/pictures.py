@@ -194,26 +194,33 @@ _ONLY = """(cards, titles) => {
 """Removes the cards with other titles."""
 
 
+def command(name: str, runs: Path, *, spec: Path | None = None) -> list[str]:
+    """Return the arguments of Python that train and record a run below `runs`.
+
+    The spec is the given one, or that of the example, or else the preset `debug`.
+    """
+    example, *arguments = RUNS[name]
+    group, run = name.split("/")
+    script, usual = (ROOT / "examples" / example / each for each in ("train.py", "look.yaml"))
+    spec = spec or (usual if usual.exists() else None)
+    keys, values = ("root", "group", "name"), (str(runs), group, run)
+    where = "hydra.callbacks.comgra.run" if spec is None else "run"
+    pairs = [f"{where}.{key}={value}" for key, value in zip(keys, values, strict=True)]
+    if spec is not None:
+        return ["-m", "comgra_decl", "--spec", str(spec), *pairs, str(script), *arguments]
+    return [str(script), "+comgra=debug", *pairs, *arguments]
+
+
 def record(name: str, runs: Path) -> None:
     """Train and record a run for the screenshots, unless it exists."""
     if (runs / name).exists():
         return
-    example, *arguments = RUNS[name]
-    group, run = name.split("/")
     with tempfile.TemporaryDirectory() as folder:
-        script, spec = (ROOT / "examples" / example / each for each in ("train.py", "look.yaml"))
-        keys, values = ("root", "group", "name"), (str(runs), group, run)
-        if name in SPECS:
-            spec = Path(folder) / "spec.yaml"
+        spec = Path(folder) / "spec.yaml" if name in SPECS else None
+        if spec is not None:
             spec.write_text(yaml.safe_dump(SPECS[name]))
-        own = spec.exists()
-        where = "run" if own else "hydra.callbacks.comgra.run"
-        pairs = [f"{where}.{key}={value}" for key, value in zip(keys, values, strict=True)]
-        if own:
-            door = ["-m", "comgra_decl", "--spec", str(spec), *pairs, str(script)]
-        else:
-            door = [str(script), "+comgra=debug", *pairs]
-        subprocess.run([sys.executable, *door, *arguments], cwd=folder, check=True)
+        arguments = command(name, runs, spec=spec)
+        subprocess.run([sys.executable, *arguments], cwd=folder, check=True)
 
 
 @contextmanager
