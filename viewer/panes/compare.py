@@ -48,7 +48,7 @@ from comgra_decl.viewer.panes.compare_html import (
     statistics_html,
 )
 from comgra_decl.viewer.panes.selectors import offer
-from comgra_decl.viewer.panes.sheet import NARROW
+from comgra_decl.viewer.panes.sheet import ACROSS, NARROW
 from comgra_decl.viewer.style import UNCUT
 
 _GRID = """
@@ -57,6 +57,7 @@ _GRID = """
   grid-template-columns: 190px minmax(220px, 3fr) minmax(280px, 3fr) minmax(260px, 3fr);
   grid-template-rows: minmax(0, 1fr);
 }
+.choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 @container (max-width: 1210px) {
   :host {
     grid-template-columns: 170px minmax(0, 1fr) minmax(0, 1fr);
@@ -67,13 +68,12 @@ _GRID = """
 }
 @container (max-width: 900px) {
   :host {
-    grid-template-columns: 170px minmax(0, 1fr);
-    grid-template-rows: minmax(300px, 1fr) 320px 320px; min-height: 960px;
+    grid-template-columns: minmax(0, 1fr);
+    grid-template-rows: auto minmax(300px, 1fr) 320px 320px; min-height: 1200px;
   }
-  .choices { grid-row: 1; }
-  .table { grid-column: 1 / span 2; }
+  .choices { contain: none; grid-row: 1; }
+  .table { grid-column: 1; }
 }
-.choices, .table { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .choices { display: var(--screen-only, block) !important; }
 .scroll-button { display: none !important; }
 @media print { :host { min-height: 0 !important; } }
@@ -97,7 +97,7 @@ class ComparePane(Pane):
 
     def build(self) -> Any:
         """Create the choices, the figure and both tables."""
-        self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW])
+        self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW, ACROSS])
         self.choices.css_classes = ["choices"]
         self.choices.on_message(self._choose)
         self.figure = OverlayFigure(self._jump)

@@ -71,7 +71,7 @@ def _found(shown: Shown) -> str:
 
 
 def _page(facts: About) -> str:
-    remarks = "".join(f"<li>{_e(remark)}</li>" for remark in facts.remarks)
+    remarks = "".join(f"<li>{_e(remark[:1].upper() + remark[1:])}</li>" for remark in facts.remarks)
     config = f"<div><h3>Program config</h3>{_text('Configuration', facts.config)}</div>"
     parts = [
         f'<ul class="remarks wide">{remarks}</ul>' if remarks else "",

@@ -45,15 +45,17 @@ _GRID = """
   grid-template-rows: minmax(0, 1fr);
 }
 :host(.missing) .cells { grid-column: 2 / span 2; }
+:host(.missing) .bk-Figure { display: none !important; }
+.choices, .cells { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 @container (max-width: 900px) {
   :host {
-    grid-template-columns: 170px minmax(0, 1fr);
-    grid-template-rows: minmax(280px, 1fr) minmax(260px, 1fr); min-height: 560px; row-gap: 12px;
+    grid-template-columns: minmax(0, 1fr); min-height: 800px; row-gap: 12px;
+    grid-template-rows: auto minmax(280px, 1fr) minmax(260px, 1fr);
   }
-  .cells { grid-column: 1 / span 2; }
-  :host(.missing) { grid-template-rows: minmax(280px, 1fr); min-height: 0; }
+  .choices { contain: none; }
+  :host(.missing) { grid-template-rows: auto minmax(260px, 1fr); min-height: 0; }
+  :host(.missing) .cells { grid-column: 1; }
 }
-.choices, .cells { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 .scroll-button { display: none !important; }
 @media print { :host { grid-template-rows: minmax(280px, auto) auto !important; } }
 """
@@ -81,7 +83,7 @@ class SheetPane(Pane):
         self._tensor = Tensor()
         self._slicing = Slicing(())
         self._key: object = None
-        self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW])
+        self.choices = Chooser(sizing_mode="stretch_both", margin=0, stylesheets=[NARROW, ACROSS])
         self.choices.css_classes = ["choices"]
         self.choices.on_message(self._choose)
         self.picture = SheetPicture(self._look_at)
@@ -142,9 +144,9 @@ class SheetPane(Pane):
 
     def _make_room(self, *, picture: bool) -> None:
         """Show the image, or only the reason why there is none, in its place too."""
-        if self.picture.panel.visible != picture:
-            self.picture.panel.visible = picture
-            self.box.css_classes = [] if picture else ["missing"]
+        classes = [] if picture else ["missing"]
+        if self.box.css_classes != classes:
+            self.box.css_classes = classes
 
     def _write(self, content: str, tokens: list[str]) -> None:
         self.view.param.update(html=content, tokens=tokens)

@@ -291,11 +291,9 @@ def test_without_values_the_reason_takes_the_place_of_the_image(tmp_path: Path) 
     nodes = {"all": {"select": "**", "values": True}}
     view = traced(tmp_path, {"values": {"max_elements": 40}, "nodes": nodes})
     pane.refresh(shown(view, at(view, node="wide")))
-    assert not pane.picture.panel.visible
     assert pane.box.css_classes == ["missing"]
     pane._on_message({"send": pane.view.tokens[0]})
     assert wanted == [{"section": "inspect"}]  # where the preview is
     view = traced(tmp_path, {"values": {"max_elements": 50}, "nodes": nodes})
     pane.refresh(shown(view, at(view, node="wide")))
-    assert pane.picture.panel.visible
     assert pane.box.css_classes == []
