@@ -219,7 +219,7 @@ def test_automatic_metrics_are_drawn_in_a_unit_that_is_named(
 
 
 def test_rounding_is_not_magnified_to_the_height_of_a_figure() -> None:
-    flat = np.float32(1 / 64) + np.array([0, 1e-9, -1e-9])
+    flat = 1 / 64 + np.array([0, 1e-9, -1e-9])
     low, high = bounds(flat)
     assert low < 0.9 * flat.min()
     assert high > 1.1 * flat.max()
