@@ -43,7 +43,7 @@ function drawScale(element, index, heat, legend) {
 }
 
 // Draws expanded scopes as brackets above their columns. A click on a bracket collapses its scope.
-// In a drawing with one row they stay at the upper edge; otherwise each row has its own.
+// Each row of a drawing has its own. Those of a single row stay in sight if it is scrolled away.
 class Bands {
   constructor(element, close) {
     this.element = element;
@@ -56,6 +56,7 @@ class Bands {
     this.element.replaceChildren();
     const shown = index.bands.filter((band) => band.level < BAND_ROWS);
     this.rows = index.rows;
+    this.upper = Math.min(...[...index.boxes.values()].map((box) => box.y));
     this.lines = this.rows.map((_, row) =>
       1 + Math.max(-1, ...shown.filter((band) => band.row === row).map((band) => band.level)));
     this.items = shown.map((band) => {
@@ -73,7 +74,11 @@ class Bands {
 
   // Returns the upper end of a band in pixels; null: there is no room for it.
   #top(band, camera) {
-    if (this.rows.length < 2) return 6 + band.level * BAND_HEIGHT;
+    if (this.rows.length < 2) {
+      const above = camera.y + (this.upper - 6) * camera.k - 4;
+      const lines = this.lines[0] ?? 1;
+      return Math.max(6 + band.level * BAND_HEIGHT, above - (lines - band.level) * BAND_HEIGHT);
+    }
     const [top] = this.rows[band.row];
     const above = band.row ? this.rows[band.row - 1][1] : 0;
     const lines = Math.min(this.lines[band.row], Math.floor(((top - above) * camera.k) / BAND_HEIGHT));

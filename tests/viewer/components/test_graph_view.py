@@ -165,6 +165,20 @@ def test_a_double_click_opens_and_the_band_above_closes(show: Show, page: Any) -
     shown.heard({"select": "blocks.0"}, {"expand": "blocks.0"}, {"collapse": "blocks.0"})
 
 
+def test_the_band_above_a_single_row_is_next_to_its_boxes(show: Show, page: Any) -> None:
+    show(lambda: graph(height=620))
+    page.locator("button", has_text="Fit").click()
+    band = settled(page, page.locator('.band[data-scope="blocks"]'))
+    tops = [box.bounding_box()["y"] for box in page.locator(".node").all()]
+    assert 0 < min(tops) - (band["y"] + band["height"]) < 30
+    frame = page.locator(".graph .stage, .stage").first.bounding_box()
+    page.mouse.move(frame["x"] + 20, frame["y"] + frame["height"] - 20)
+    page.mouse.down()
+    page.mouse.move(frame["x"] + 20, frame["y"] + 10, steps=4)
+    page.mouse.up()
+    assert settled(page, page.locator('.band[data-scope="blocks"]'))["y"] >= frame["y"]
+
+
 def test_what_was_opened_stays_where_it_was(show: Show, page: Any) -> None:
     show(lambda: graph(height=300))
     for _ in range(3):
