@@ -3,7 +3,7 @@
     python -m docs.sheets              # all; needs timm and transformers
     python -m docs.sheets unet gpt2    # some networks
 
-Each sheet, `docs/images/sheets/NETWORK-THEME.png`, has a row per section and a column per window
+Each sheet, `docs/images/sheets/NETWORK-THEME.webp`, has a row per section and a column per window
 width. They show at a glance whether a change to the viewer cuts anything off.
 """
 
@@ -30,12 +30,12 @@ from docs.pictures import IMAGES, PATIENCE, browser_page, record, viewer
 SIZES = ((800, 900), (1280, 800), (1920, 1080))
 THEMES = ("light", "dark")
 SECTIONS = (
-    "overview", "inspect", "values", "attention", "pictures", "compare", "runs", "explore",
+    "overview", "inspect", "values", "data", "attention", "pictures", "compare", "runs", "explore",
     "kpis", "modules", "findings", "notes", "run",
 )  # fmt: skip
-SCALE = 0.36
+SCALE = 0.5
 GAP, LABEL = 8, 16  # pixels
-COLOURS = 128
+QUALITY = 60  # of the files, at which names and numbers can still be read
 STEPS = 12
 
 NODES = {  # what is selected
@@ -196,7 +196,7 @@ def _sheet(rows: list[tuple[str, list[Image.Image]]]) -> Image.Image:
             sheet.paste(picture, (x, y + LABEL))
             x += picture.width + GAP
         y += height + GAP + LABEL
-    return sheet.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, kmeans=1)
+    return sheet
 
 
 def main() -> None:
@@ -214,8 +214,8 @@ def main() -> None:
         with viewer(runs) as address, browser_page() as page:
             for network, run in names.items():
                 for theme, sheet in photograph(page, address, run, network).items():
-                    file = folder_of_sheets / f"{network}-{theme}.png"
-                    sheet.save(file, optimize=True)
+                    file = folder_of_sheets / f"{network}-{theme}.webp"
+                    sheet.save(file, quality=QUALITY, method=6)
                     sys.stdout.write(f"{file.name}\n")
 
 
