@@ -41,6 +41,7 @@ from .picture import Picture
 from .pictures import Pictures
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
+from .sample_table import sample_table
 from .shown import shown_table, shown_value
 from .slot import Slot
 from .tables import findings_table, table_html
@@ -480,6 +481,35 @@ class Run(RunFacts):
         labels = snapshot.view.extra(record).get("labels") or [None] * len(places)
         index = pd.RangeIndex(len(places), name="sample")
         return pd.DataFrame({"place": places, "label": pd.Series(labels, index, object)}, index)
+
+    def samples_frame(
+        self,
+        *names: str,
+        nodes: str | Sequence[str] = "**",
+        of: str | None = None,
+        type: str | None = None,
+    ) -> pd.DataFrame:
+        """Return the statistics of all recorded samples: one row per step and sample.
+
+                         place label  conv/output/forward/std  head/output/forward/std
+            step sample
+            0    0           0   cat                 1.002241                 1.180234
+                 1           7   dog                 0.581002                 1.094518
+
+        The columns after `place` and `label` (see `samples`) are features of the sample, float32:
+        each statistic of each tensor that has samples, except targets and losses. They are named
+        NODE/ROLE/PASS/STATISTIC, as in other tools. NaN where a tensor was not recorded.
+
+        Args:
+            names: names of the statistics; by default, all recorded ones.
+            nodes: globs over the names of nodes, such as "blocks.**".
+            of: the pass: "forward", "grad", ...; None: all passes.
+            type: type of execution or tag; None: training.
+
+        Raises:
+            UnknownNameError: a statistic or the pass does not exist, or no node matches a glob.
+        """
+        return sample_table(self._snapshot, names, nodes=nodes, of=of, type_=type)
 
     def unusual(
         self, step: int, statistic: str = "std", *, type: str | None = None

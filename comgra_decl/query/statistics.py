@@ -49,6 +49,35 @@ def extremes(
     return pd.DataFrame(columns, pd.Index(found.steps, name="step"))
 
 
+def chosen_slots(
+    snapshot: Snapshot, *, nodes: str | Sequence[str], of: str | None
+) -> list[SlotInfo]:
+    """Return the slots of a pass whose nodes match one of the globs.
+
+    Args:
+        snapshot: the records.
+        nodes: the globs.
+        of: the pass; None: all passes.
+
+    Raises:
+        UnknownNameError: the pass does not exist, or no node matches a glob.
+    """
+    known, patterns = snapshot.view.slots, [nodes] if isinstance(nodes, str) else [*nodes]
+    passes = list(dict.fromkeys(slot.key.pass_ for slot in known))
+    if of is not None and not is_one_of(of, passes):
+        hint = did_you_mean(of, passes) or "."
+        raise UnknownNameError(f"{shown(of)} is not a pass of this run{hint} It has {passes}.")
+    for pattern in patterns:
+        if not any(matches(pattern, node) for node in snapshot.nodes):
+            hint = did_you_mean(pattern, snapshot.nodes) or "."
+            raise UnknownNameError(f"no node matches {shown(pattern)}{hint} See `run.nodes`.")
+    return [
+        slot
+        for slot in known
+        if of in (None, slot.key.pass_) and any(matches(p, slot.key.node) for p in patterns)
+    ]
+
+
 def long(
     snapshot: Snapshot,
     names: Sequence[str],
@@ -59,20 +88,7 @@ def long(
     type_: str | None,
 ) -> pd.DataFrame:
     """Return statistics as a table with one row per record and tensor; see `Run.table`."""
-    known, patterns = snapshot.view.slots, [nodes] if isinstance(nodes, str) else [*nodes]
-    passes = list(dict.fromkeys(slot.key.pass_ for slot in known))
-    if of is not None and not is_one_of(of, passes):
-        hint = did_you_mean(of, passes) or "."
-        raise UnknownNameError(f"{shown(of)} is not a pass of this run{hint} It has {passes}.")
-    for pattern in patterns:
-        if not any(matches(pattern, node) for node in snapshot.nodes):
-            hint = did_you_mean(pattern, snapshot.nodes) or "."
-            raise UnknownNameError(f"no node matches {shown(pattern)}{hint} See `run.nodes`.")
-    slots = [
-        slot
-        for slot in known
-        if of in (None, slot.key.pass_) and any(matches(p, slot.key.node) for p in patterns)
-    ]
+    slots = chosen_slots(snapshot, nodes=nodes, of=of)
     records = snapshot.records(type_)
     there = _block(snapshot, "nonfinite", slots, "mean")[records]
     rows, columns = np.nonzero(~np.isnan(there))

@@ -114,6 +114,7 @@ ASKED: dict[str, Callable[[Run, Any], Any]] = {
     "a step": lambda run, x: run.row(x),
     "a step's type": lambda run, x: run.row(3, type=x),
     "a step's samples": lambda run, x: run.samples(x),
+    "the samples of a type": lambda run, x: run.samples_frame("mean", type=x),
     "a step's sample row": lambda run, x: run.slot("head").row(x),
     "a step's shape": lambda run, x: run.slot("head").shape(x),
     "a node's shape": lambda run, x: run.slot(x).shape(3),

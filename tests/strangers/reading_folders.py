@@ -79,6 +79,7 @@ def of_run(run: Run) -> dict[str, Callable[[], Any]]:
         "row": lambda: run.row(step),
         "slot row": lambda: slot().row(step),
         "samples": lambda: run.samples(step),
+        "samples_frame": lambda: run.samples_frame("mean"),
         "slot shape": lambda: slot().shape(step),
         "shapes": lambda: run.shapes(step),
         "slot shapes": lambda: slot().shapes(),
