@@ -38,6 +38,7 @@ COMMANDS = {
     "edit": (["{root}/nowhere\x1b[2J.py:f", "{out}/a.pt", "--change", "{{select: a, do: zero}}"],),
     "harvest": (["{root}/nowhere\x1b[2J.py:f", "{out}", "--select", "**"],),
     "export": (["{run}", "{out}/\x1b[2J.csv", "--format", "csv"], ["{run}", "{out}", "-f", "\x1b"]),
+    "send": (["{run}", "\x1b[2J"], ["{run}", "mlflow", "\x1b[2J=1"]),
     "cp": (["{run}", "{out}/\x1b[2J"],),
     "compact": (["{out}/\x1b[2J"],),
     "plan": (["{script}"],),
