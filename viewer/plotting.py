@@ -11,7 +11,7 @@ are in `image[()].dataset`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, overload
@@ -23,7 +23,8 @@ import panel as pn
 from numpy.typing import NDArray
 
 from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_mean, shown
-from comgra_decl.query import Group, Run, at_steps, clock_of
+from comgra_decl.query import Group, Run, at_steps, clock_of, compare, differences
+from comgra_decl.query.compare import unique_names
 from comgra_decl.query.slot import Slot
 from comgra_decl.viewer.elements import (
     HIGHEST,
@@ -86,16 +87,16 @@ def plotted(recorded: Run) -> RunPlots: ...
 @overload
 def plotted(recorded: Slot) -> SlotPlots: ...
 @overload
-def plotted(recorded: Group) -> GroupPlots: ...
-def plotted(recorded: Run | Slot | Group) -> RunPlots | SlotPlots | GroupPlots:
-    """Return the plots of a run, a recorded tensor or a group of runs."""
+def plotted(recorded: Group | Sequence[Run]) -> GroupPlots: ...
+def plotted(recorded: Run | Slot | Group | Sequence[Run]) -> RunPlots | SlotPlots | GroupPlots:
+    """Return the plots of a run, a recorded tensor, a group or several runs."""
     load_in_notebook(elements=True)  # first: HoloViews loads nothing after `use` in the same cell
     use("bokeh")
     if find_spec("matplotlib") is not None:  # an element gets its image style when it is created
         use("matplotlib")
-    if isinstance(recorded, Group):
-        return GroupPlots(recorded)
-    return SlotPlots(recorded) if isinstance(recorded, Slot) else RunPlots(recorded)
+    if isinstance(recorded, Slot):
+        return SlotPlots(recorded)
+    return RunPlots(recorded) if isinstance(recorded, Run) else GroupPlots(recorded)
 
 
 class RunPlots:
@@ -636,11 +637,17 @@ class GroupPlots:
     """Plots of several runs.
 
     Args:
-        group: the runs.
+        group: the runs, from one folder or from several.
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group | Sequence[Run]) -> None:
         self._group = group
+
+    @property
+    def _names(self) -> list[str]:
+        """A name for each run; runs of the same name have that of their group, too."""
+        group = self._group
+        return group.unique_names if isinstance(group, Group) else unique_names(group)
 
     def kpi(
         self, name: str, *, smoothing: float = 0.0, x: XAxis = "step", type: str | None = None
@@ -663,12 +670,17 @@ class GroupPlots:
         if x not in get_args(XAxis):
             there = ", ".join(map(repr, get_args(XAxis)))
             raise ValueError(f"x must be one of {there}, got {x!r}")
-        tables = {run.name: run.kpis(automatic=True) for run in self._group}
+        names = self._names
+        tables = {
+            run: each.kpis(automatic=True) for run, each in zip(names, self._group, strict=True)
+        }
         if type is not None:
             tables = {run: table[table["type"] == type] for run, table in tables.items()}
         _check_metric(name, list(dict.fromkeys(n for t in tables.values() for n in t["name"])))
         mine = {run: table[table["name"] == name] for run, table in tables.items()}
-        clocks = {run.name: clock_of(run) for run in self._group if x != "step"}
+        clocks = {
+            run: clock_of(each) for run, each in zip(names, self._group, strict=True) if x != "step"
+        }
         curves = {}
         for run, table in mine.items():
             if len(table):
@@ -686,7 +698,12 @@ class GroupPlots:
         type: str | None = None,
     ) -> hv.NdOverlay:
         """Return a statistic of a node's output in each run, keyed by `run`."""
-        table = self._group.compare(node, statistic, over_batch=over_batch, type=type)
+        how: dict[str, Any] = {"over_batch": over_batch, "type": type}
+        group = self._group
+        if isinstance(group, Group):
+            table = group.compare(node, statistic, **how)
+        else:
+            table = compare(group, node, statistic, **how)
         steps = table.index
         curves = {
             str(run): hv.Curve(
@@ -706,7 +723,8 @@ class GroupPlots:
         Raises:
             UnknownNameError: the runs do not differ in this setting, or have no such metric.
         """
-        table = self._group.differences()
+        group = self._group
+        table = group.differences() if isinstance(group, Group) else differences(group)
         if setting not in table.index:
             there = [*table.index]
             raise UnknownNameError(
@@ -715,11 +733,11 @@ class GroupPlots:
                 f"{', '.join(map(repr, there)) or 'none'}."
             )
         rows: list[tuple[Any, float, str]] = []
-        for run in self._group:
+        for name, run in zip(self._names, self._group, strict=True):
             metrics = run.kpis(automatic=True)
             mine = metrics[metrics["name"] == kpi]
             if len(mine):
-                rows.append((table.loc[setting, run.name], float(mine["value"].iloc[-1]), run.name))
+                rows.append((table.loc[setting, name], float(mine["value"].iloc[-1]), name))
         if not rows:
             tables = (run.kpis(automatic=True) for run in self._group)
             _check_metric(kpi, list(dict.fromkeys(n for table in tables for n in table["name"])))

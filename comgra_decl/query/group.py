@@ -77,6 +77,11 @@ class Group:
         """Names of the readable runs, oldest first."""
         return [run.name for run in self._readable]
 
+    @property
+    def unique_names(self) -> list[str]:
+        """Names of the readable runs, oldest first; if two are equal, with their groups."""
+        return unique_names(self._readable)
+
     def refresh(self) -> bool:
         """Look for new runs; return whether the list has changed."""
         before, self.runs = self.runs, listed(self._index)

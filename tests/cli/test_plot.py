@@ -7,10 +7,14 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
+import torch
+from torch import nn
 
+import comgra_decl as comgra
 from comgra_decl.query import open_run
 from tests.cli.test_commands import done
 from tests.support.fake_run import FakeRun
+from tests.support.traced import train
 
 
 @pytest.fixture(scope="module")
@@ -20,6 +24,58 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fake.write(6, commit=3)
     fake.close()
     return root
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs that differ in a setting, with values, a picture, an intervention and attention."""
+    root = tmp_path_factory.mktemp("probed")
+    spec = {
+        "nodes": {"all": {"select": "**", "values": True}},
+        "probes": {"eyes": {"samples": {"count": 2}, "schedule": {"first": 9}}},
+        "pictures": {"seen": {"method": "occlusion", "of": "eyes", "target": 0, "window": [2, 2]}},
+        "interventions": {"off": {"of": "eyes", "select": "0", "do": "zero", "measure": 0}},
+    }
+    for rate in (0.1, 0.2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(8, 2))
+        config = {"rate": rate}
+        with comgra.trace(spec, root=root, group="g", name=f"at {rate}", config=config):
+            train(model, torch.randn(4, 1, 4, 4), steps=3)
+    return root / "g"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--view", "preview", "--node", "0", "--sample", "1"], "0 at step 2"),
+        (["--view", "picture", "--name", "seen", "--sample", "0"], "seen"),
+        (["--view", "picture", "--name", "feature_maps", "--node", "0"], "feature_maps"),
+        (["--view", "effects", "--name", "off"], "off"),
+        (["--view", "distributions", "--statistic", "std"], "std (forward) at step 2"),
+        (["--view", "runs-kpi", "--name", "loss", "--x", "time"], "at 0.1"),
+        (["--view", "runs-series", "--node", "2", "--statistic", "std"], "at 0.2"),
+        (["--view", "runs-settings", "--setting", "config.rate", "--name", "loss"], "config.rate"),
+    ],
+)
+def test_so_do_those_of_values_probes_and_several_runs(
+    probed: Path, tmp_path: Path, arguments: list[str], shown: str
+) -> None:
+    target = tmp_path / "view.svg"
+    assert done("plot", str(probed), str(target), *arguments) == 0
+    assert shown in texts(target)
+
+
+def test_runs_of_different_folders_are_drawn_together(run: Path, tmp_path: Path) -> None:
+    """Both are called `run`, so the group tells them apart."""
+    fake = FakeRun(tmp_path / "elsewhere" / "run", nodes=("embed", "head"))
+    fake.write(4)
+    fake.close()
+    target = tmp_path / "both.svg"
+    arguments = ["--view", "runs-series", "--node", "head", "--other", str(fake.path)]
+    assert done("plot", str(run), str(target), *arguments) == 0
+    assert "group/run" in texts(target)
+    assert "elsewhere/run" in texts(target)
 
 
 def texts(path: Path) -> str:
@@ -88,6 +144,11 @@ def test_other_formats_and_the_answer_as_json(
         (["a.svg", "--view", "kpis", "--smoothing", "1"], "smoothing must be at least 0"),
         (["a.svg", "--view", "preview", "--node", "head", "--sample", "99"], "no sample 99"),
         (["a.svg", "--type", "probe:x"], "no step was recorded of type 'probe:x'; the types are"),
+        (["a.svg", "--view", "runs-kpi"], "--view runs-kpi needs --name"),
+        (["a.svg", "--view", "runs-kpi", "--name", "los"], "did you mean 'loss'"),
+        (["a.svg", "--view", "runs-settings", "--name", "loss"], "needs --setting"),
+        (["a.svg", "--view", "heat", "--other", "x"], "--view heat has no --other"),
+        (["a.svg", "--view", "runs-kpi", "--name", "loss", "--x", "y"], "x must be one of"),
         (["a.svg", "--expand", "nowhere.0"], "'nowhere.0' is not a group that can be expanded"),
     ],
 )

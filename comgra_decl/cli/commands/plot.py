@@ -29,12 +29,24 @@ class View(StrEnum):
     CLOUD = "cloud"
     PICTURE = "picture"
     EFFECTS = "effects"
+    DISTRIBUTIONS = "distributions"
+    RUNS_KPI = "runs-kpi"
+    RUNS_SERIES = "runs-series"
+    RUNS_SETTINGS = "runs-settings"
 
 
 _ANY = inspect.Parameter.VAR_POSITIONAL
+_OF_RUNS = {View.RUNS_KPI: "kpi", View.RUNS_SERIES: "series", View.RUNS_SETTINGS: "settings"}
+"""Views of several runs, and the methods of `Group.plot` that draw them."""
+
+_NAMED = {
+    View.PICTURE: "name", View.EFFECTS: "name", View.RUNS_KPI: "name", View.RUNS_SETTINGS: "kpi",
+}  # fmt: skip
+"""Views with exactly one `--name`, and its parameter."""
+
 _AT_A_STEP = (View.HISTOGRAM, View.PREVIEW)
 _OF_A_TENSOR = (View.SERIES, View.SAMPLES, View.DISTRIBUTION, *_AT_A_STEP)
-_FLAGS = {"of": "pass", "over_batch": "over-batch", "expanded": "expand"}
+_FLAGS = {"of": "pass", "over_batch": "over-batch", "expanded": "expand", "kpi": "name"}
 """Options whose name differs from that of the parameter."""
 
 
@@ -79,16 +91,29 @@ def command(
         list[str] | None,
         typer.Option(help="Group to expand in a graph; can be repeated. Default: what is readable"),
     ] = None,
+    setting: Annotated[
+        str | None, typer.Option(help="Setting in which runs differ, such as config.lr.")
+    ] = None,
+    x: Annotated[
+        str | None, typer.Option("--x", help="Axis of runs-kpi: step, time or samples.")
+    ] = None,
+    other: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another run for a view of several runs; can be repeated."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw a view of a run to a file: the graph, a heat map, metrics, a tensor or a picture.
 
+    Views that begin with `runs-` draw all runs below a folder or, with `--other`, the runs named.
     Images need Matplotlib, which the extra `plot` installs. An HTML file is self-contained and can
     be zoomed.
     """
-    from comgra_decl.query import open_run
+    from comgra_decl.query import open_group, open_run
 
-    opened = open_run(run)
+    several = view in _OF_RUNS
+    if other and not several:
+        raise typer.BadParameter(f"--view {view.value} has no --other")
     given = {
         "statistic": statistic,
         "step": step,
@@ -100,9 +125,16 @@ def command(
         "expanded": expand,
         "of": pass_,
         "node": node,
+        "setting": setting,
+        "x": x,
     }
     options = {option: value for option, value in given.items() if value is not None}
-    plots: Any = opened.plot
+    opened: Any = open_group(run) if several and not other else open_run(run)
+    plots: Any
+    if several:
+        plots = _of_runs([opened, *map(open_run, other)] if other else opened)
+    else:
+        plots = opened.plot
     if view in _OF_A_TENSOR:
         if node is None:
             raise typer.BadParameter(f"--view {view.value} needs --node")
@@ -125,20 +157,30 @@ def command(
         print_line(str(written))
 
 
+def _of_runs(runs: Any) -> Any:
+    """Return the plots of several runs, or of a group."""
+    from comgra_decl.errors import needed
+
+    needed("panel", "plot")
+    from comgra_decl.viewer.plotting import plotted
+
+    return plotted(runs)
+
+
 def _drawn(plots: Any, view: View, *, names: list[str], options: dict[str, Any]) -> Any:
     """Return the element that a method of `plots` draws.
 
     Raises:
         BadParameter: the view has no such option, or needs one more.
     """
-    method = getattr(plots, view.value)
+    method = getattr(plots, _OF_RUNS.get(view, view.value))
     known = inspect.signature(method).parameters
-    one = view in (View.PICTURE, View.EFFECTS)
+    one = view in _NAMED
     if len(names) > one and view is not View.KPIS:
         most = "only one" if one else "no"
         raise typer.BadParameter(f"--view {view.value} takes {most} --name")
     if one and names:
-        options["name"] = names[0]
+        options[_NAMED[view]] = names[0]
     for option in options:
         if option not in known:
             raise typer.BadParameter(f"--view {view.value} has no --{_FLAGS.get(option, option)}")
