@@ -51,7 +51,7 @@ class AccessError(ComgraError, PermissionError):
 
 
 class FormatError(ComgraError, ValueError):
-    """The run was written in a format this version cannot read."""
+    """A run was written in a format this version cannot read, or a file has another format."""
 
 
 class StoreError(ComgraError, OSError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,7 +29,8 @@ KEYS = ("node", "role", "iteration", "pass")
 class Content:
     """Content of a run, optionally limited to nodes that match a pattern.
 
-    A circuit replaces the graph, and effects of edges reduce it to these edges.
+    A circuit replaces the graph, and effects of edges reduce it to these edges. `profile` is a
+    trace of torch.profiler, whose events are added to a trace of the run.
     """
 
     def __init__(
@@ -37,10 +39,12 @@ class Content:
         *,
         selection: Selection | None = None,
         circuit: Circuit | EdgeEffects | None = None,
+        profile: Path | None = None,
         progress: Progress | None = None,
     ) -> None:
         self.run = run
         self.circuit = circuit
+        self.profile = profile
         self.selection = selection = selection or Selection()
         self._progress = progress
         self.records = run.records

@@ -48,6 +48,7 @@ def export_run(
     nodes: str | None = None,
     selection: Selection | None = None,
     circuit: Circuit | EdgeEffects | None = None,
+    profile: str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Export a run to a format that other programs read.
@@ -61,6 +62,8 @@ def export_run(
             its `nodes`.
         circuit: a graph of paths from `Run.circuit`, instead of the recorded graph; or effects from
             `Run.edge_effects`, to which the recorded graph is reduced.
+        profile: a file that the program has written with `export_chrome_trace` of torch.profiler,
+            whose events become part of a "trace".
         progress: called with the current action, the amount done, and the total.
 
     Returns:
@@ -72,6 +75,7 @@ def export_run(
         PatternError: the pattern is invalid.
         SelectionError: the format is for a limited number of series, and more are selected.
         MissingPackageError: the format needs a missing package; the message names the extra.
+        FormatError: `profile` is not such a file.
         StoreError: the target exists, is in a bucket, is inside the run, or cannot be written.
     """
     if not is_one_of(format_, FORMATS):
@@ -83,9 +87,17 @@ def export_run(
         raise UnknownNameError(
             f"a circuit cannot be exported as {format_}; choose one of {', '.join(CIRCUITS)}."
         )
+    if profile is not None and format_ != "trace":
+        raise UnknownNameError(f"a profile is part of the format trace, not of {format_}.")
     write = _writer(format_)
     selection = selection or Selection(nodes)
-    content = Content(run, selection=selection, circuit=circuit, progress=progress)
+    content = Content(
+        run,
+        selection=selection,
+        circuit=circuit,
+        profile=None if profile is None else Path(profile),
+        progress=progress,
+    )
     place = location(to)
     if isinstance(place, Remote):
         raise StoreError(f"an export is a file or a folder; it cannot be written to {str(place)!r}")

@@ -20,8 +20,9 @@ from comgra_decl.query import Run
 from comgra_decl.records import AUTOMATIC, PROFILE, PROGRAM, TIMELINE
 
 from .content import Content
+from .profiler_trace import events_of
 
-_RUN, _HOST, _DEVICE = 1, 2, 3  # process numbers of the format: groups of tracks
+_RUN, _HOST, _DEVICE, _PROGRAM = 1, 2, 3, 4  # process numbers of the format: groups of tracks
 _RECORDS, _STEPS, _NOTES = 1, 2, 3  # thread numbers of the first group: its tracks
 _ON_DEVICE = -1
 _US = 1e6
@@ -46,13 +47,19 @@ def write(content: Content, to: Path) -> None:
 
 
 def events(content: Content) -> Iterator[Event]:
-    """Yield all events: the tracks, records, metrics, notes and profiled steps."""
+    """Yield all events: the tracks, records, metrics, notes, profiled steps and the program's."""
     yield from _tracks(content.run)
     yield from _records(content)
     yield from _metrics(content)
     yield from _notes(content)
     yield from _steps(content)
     yield from _profiled(content)
+    if content.profile is not None:
+        steps = content.run.steps
+        known = _statistics(content.run, int(steps[-1]) if len(steps) else 0)
+        yield from events_of(
+            content.profile, started=content.run.started, first=_PROGRAM, statistics=known
+        )
 
 
 def _tracks(run: Run) -> Iterator[Event]:
@@ -176,7 +183,11 @@ def _profiled(content: Content) -> Iterator[Event]:
     lanes = sorted({lane for lane in line["lane"] if lane != _ON_DEVICE})
     for lane in lanes:
         yield _metadata("thread_name", _HOST, lane, name=f"thread {lane}")
-    known = _statistics(content.run)
+    document = content.run.document(PROFILE)
+    known = _statistics(
+        content.run,
+        document["steps"][0]["step"] if document is not None and document["steps"] else 0,
+    )
     chosen = {str(node) for node in content.slots["node"]}
     everything = len(content.slots) == len(content.run.slots)
     tracks = _device_tracks(line)
@@ -215,11 +226,9 @@ def _device_tracks(line: Mapping[str, Any]) -> dict[int, int]:
     return found
 
 
-def _statistics(run: Run) -> Mapping[str, dict[str, Any]]:
-    """Return the statistics of each node's output in the last record before the profiled steps."""
-    document = run.document(PROFILE)
-    first = document["steps"][0]["step"] if document is not None and document["steps"] else 0
-    before = [int(step) for step in run.steps if step <= first]
+def _statistics(run: Run, last: int) -> Mapping[str, dict[str, Any]]:
+    """Return the statistics of each node's output in the last record up to a step."""
+    before = [int(step) for step in run.steps if step <= last]
     if not before:
         return {}
     step = before[-1]

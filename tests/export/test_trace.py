@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import comgra_decl as comgra
+from comgra_decl.errors import FormatError, UnknownNameError
 from comgra_decl.export import export_run
 from comgra_decl.hooks.measuring import profiling
 from comgra_decl.hooks.measuring.attribution import (
@@ -208,3 +213,66 @@ def test_a_run_without_a_profile_has_records_only(tmp_path: Path) -> None:
     content = json.loads(export_run(plain, tmp_path / "t.json", "trace").read_text())
     assert len(of(content, cat="record")) == 3
     assert of(content, cat="operation") == []
+
+
+def profiled_by_the_program(folder: Path) -> tuple[Run, Path]:
+    """Trains while the program's own profiler records; its ranges have the names of two nodes."""
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace({"nodes": {"all": {"select": "**"}}}, root=folder) as session:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        with torch.profiler.profile(activities=activities) as profiler:
+            for _ in range(3):
+                optimizer.zero_grad()
+                with torch.profiler.record_function("0"):
+                    hidden = model[0](torch.ones(2, 4))
+                model[1](hidden).sum().backward()
+                optimizer.step()
+    file = folder / "own.json"
+    profiler.export_chrome_trace(str(file))
+    return comgra.open_run(str(session.path)), file
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_what_the_programs_own_profiler_recorded_is_on_the_same_clock(
+    tmp_path: Path, *, compressed: bool
+) -> None:
+    run, file = profiled_by_the_program(tmp_path)
+    own = json.loads(file.read_text())
+    if compressed:
+        file = tmp_path / "own.json.gz"
+        file.write_bytes(gzip.compress(json.dumps(own).encode()))
+    out = export_run(run, tmp_path / "all.json", "trace", profile=file)
+    found = json.loads(out.read_text())["traceEvents"]
+    plain = json.loads(export_run(run, tmp_path / "plain.json", "trace").read_text())
+    assert found[: len(plain["traceEvents"])] == plain["traceEvents"]
+    added = found[len(plain["traceEvents"]) :]
+    assert [e["name"] for e in added] == [e["name"] for e in own["traceEvents"]]
+    assert not {e["pid"] for e in added} & {e["pid"] for e in plain["traceEvents"]}
+    ranges = [e for e in added if e.get("cat") == "user_annotation" and e["name"] == "0"]
+    ends = [e["ts"] + e["dur"] for e in plain["traceEvents"] if e.get("cat") == "record"]
+    assert len(ranges) == len(ends) == 3
+    for event, end, after in zip(ranges, ends, [*ends[1:], None], strict=True):
+        assert event["ts"] < end  # the record of a step ends after its forward pass
+        assert after is None or event["ts"] < after
+        assert event["args"]["node"] == "0"
+        output = event["args"]["output"]
+        assert output["std"] == pytest.approx(float(run.series("0", "std").iloc[-1]))
+    assert [e["ts"] for e in ranges] == sorted(e["ts"] for e in ranges)
+    assert ranges[1]["ts"] > ends[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(None, "does not exist"), ("{", "is not a trace of torch.profiler"), ("[]", "traceEvents")],
+)
+def test_a_file_that_is_no_trace_is_named(text: str | None, why: str, tmp_path: Path) -> None:
+    run, _ = profiled_by_the_program(tmp_path)
+    file = tmp_path / "odd.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(FormatError, match=why):
+        export_run(run, tmp_path / "out.json", "trace", profile=file)
+    assert not (tmp_path / "out.json").exists()
+    with pytest.raises(UnknownNameError, match="part of the format trace, not of csv"):
+        export_run(run, tmp_path / "out", "csv", profile=file)

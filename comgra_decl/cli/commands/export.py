@@ -67,6 +67,12 @@ def command(
     strongest: Annotated[
         int | None, typer.Option(min=1, help="Largest number of paths of the circuit.")
     ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            help="Trace that the program wrote with torch.profiler, to join with a trace."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a run for other programs: tables, arrays, a trace, TensorBoard logs or the graph.
@@ -89,7 +95,13 @@ def command(
         graph = make(circuit, step, above=above, strongest=strongest)
     with bar() as on_progress:
         written = export_run(
-            opened, target, format_, selection=selection, circuit=graph, progress=on_progress
+            opened,
+            target,
+            format_,
+            selection=selection,
+            circuit=graph,
+            profile=profile,
+            progress=on_progress,
         )
     if as_json:
         print_json({"path": str(written), "source": str(opened.path), "format": format_})
