@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comgra_decl.cli.describe import plain
 from comgra_decl.errors import ComgraError, PlanError, UnknownNameError, did_you_mean, shown
@@ -31,6 +32,12 @@ LIMIT = 8000
 
 SERIES_LIMIT = 2000
 """Largest number of characters of a series."""
+
+PICTURE_SIDE = 768
+"""Largest width and height of a picture in pixels."""
+
+PICTURE_BYTES = 250_000
+"""Largest size of a picture as PNG."""
 
 _PLAN_SECONDS = 600
 _LAST_LINES = 12  # of standard error that are shown
@@ -200,16 +207,13 @@ class Agent:
 
     def picture(self, name: str, run: str = "", step: int = -1, node: str = "") -> bytes:
         """Return a picture of the run as PNG; open_run lists the names; step -1 is the last."""
-        from comgra_decl.errors import needed
         from comgra_decl.pictures.tiles import tiled
 
         found = self._run(run).picture(name, None if step < 0 else step, node or None)
         values = np.asarray(found.values, np.float64)
         if values.ndim < 2:
             values = values.reshape(1, -1)
-        file = io.BytesIO()
-        needed("PIL.Image", "mcp").fromarray(tiled(values)).save(file, "PNG")
-        return file.getvalue()
+        return _png(tiled(values))
 
     def plan(self, script: str, spec: str = "debug", overrides: str = "") -> str:
         """Run a training script for at most seven steps; return what a spec would record.
@@ -377,6 +381,20 @@ def _told(content: dict[str, Any]) -> str:
         left_out[name] += len(whole) - kept
         items = [*whole.items()][:kept] if isinstance(whole, dict) else whole[:kept]
         content[name] = dict(items) if isinstance(whole, dict) else items
+
+
+def _png(pixels: NDArray[np.uint8]) -> bytes:
+    """Return an image [height, width, 3] as PNG, reduced until it is within the limits."""
+    from comgra_decl.errors import needed
+
+    image = needed("PIL.Image", "mcp").fromarray(pixels)
+    image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
+    while True:
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        if file.tell() <= PICTURE_BYTES:
+            return file.getvalue()
+        image = image.reduce(2)
 
 
 def _sparse(steps: list[int]) -> list[int] | dict[str, int]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from comgra_decl.cli.agents import (
     _POINTS,
     LIMIT,
+    PICTURE_BYTES,
+    PICTURE_SIDE,
     SERIES_LIMIT,
     Agent,
     _extremes,
@@ -183,6 +190,40 @@ def test_the_clients_of_the_sdk_list_call_and_see(root: Path) -> None:
     assert picture.content[0].mime_type == "image/png"
     assert refused.is_error
     assert refused.content[0].text.startswith("there is no argument 'metric'. node is missing.")
+
+
+def test_the_command_serves_over_standard_input_and_output(root: Path) -> None:
+    """As the documentation tells to configure it."""
+    mcp = pytest.importorskip("mcp")
+    anyio = pytest.importorskip("anyio")
+    code = "from comgra_decl.cli.main import main; main()"
+    path = os.pathsep.join(filter(None, sys.path))
+    command = mcp.StdioServerParameters(
+        command=sys.executable,
+        args=["-c", code, "mcp", str(root), "--allow-plan"],
+        env={**os.environ, "PYTHONPATH": path},
+    )
+
+    async def talk() -> tuple[Any, Any]:
+        async with mcp.Client(command) as client:
+            return await client.list_tools(), await client.call_tool("findings", {"run": "b"})
+
+    tools, findings = anyio.run(talk)
+    assert {tool.name for tool in tools.tools} >= {"list_runs", "findings", "plan"}
+    assert findings.content[0].text == Agent(root).findings("b")
+
+
+def test_pictures_have_a_limited_size(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).standard_normal((64, 300, 300))
+    maps = {"noise": noise, "map": np.eye(4)}
+    monkeypatch.setattr(
+        "comgra_decl.query.Run.picture", lambda _, name, *__: SimpleNamespace(values=maps[name])
+    )
+    found = {name: Agent(root).picture(name, "a") for name in maps}
+    assert len(found["noise"]) <= PICTURE_BYTES
+    image = Image.open(io.BytesIO(found["noise"]))
+    assert 100 < max(image.size) <= PICTURE_SIDE
+    assert Image.open(io.BytesIO(found["map"])).size == (64, 64)  # each value is a square
 
 
 PROGRAM = """
