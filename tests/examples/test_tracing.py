@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import comgra_decl as comgra
+from comgra_decl.export import export_run
 from comgra_decl.rules import diagnose
 from tests.examples.conftest import SHORT, Outcome, Train
 from tests.support.shortened import shortened
@@ -73,6 +75,24 @@ def test_the_run_can_be_opened_and_is_finished(example: str, train: Train) -> No
     assert run.report["warnings"] == []
     evaluates = any(option.startswith("eval_every") for option in SHORT[example])
     assert set(run.types) == {"train", *(["eval"] if evaluates else [])}
+
+
+@pytest.mark.parametrize("example", SHORT)
+def test_onnx_accepts_the_graph_with_every_edge(example: str, train: Train, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    run = comgra.open_run(train(example, *TRACED).folder / "runs")
+    path = export_run(run, tmp_path / "graph.onnx", "onnx")
+    onnx.checker.check_model(str(path))
+    there = {node.name: node for node in onnx.load(str(path)).graph.node}
+    cyclic = {
+        (source.decode(), node.name)
+        for node in there.values()
+        for attribute in node.attribute
+        if attribute.name == "cycle_from"
+        for source in onnx.helper.get_attribute_value(attribute)
+    }
+    edges = {(source, name) for name, node in there.items() for source in node.input}
+    assert edges | cyclic >= {*run.edges()}
 
 
 @pytest.mark.parametrize("example", SHORT)
