@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from comgra_decl.query import open_run
+from docs.gallery import SHOWN, write
 from tests.support.forked import forked
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +49,29 @@ def test_the_gallery_shows_what_was_found(site: Path) -> None:
     assert "cross_entropy" in story
     assert "<script" not in story
     assert "Bokeh" in (site / "gallery/softmax_twice-plots.html").read_text()
+
+
+def test_the_gallery_has_the_run_itself(site: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(site / "gallery/softmax_twice.zip", tmp_path / "run")
+    findings = open_run(tmp_path / "run").findings()
+    assert findings["rule"].iloc[0] in (site / "gallery.html").read_text()
+
+
+def test_the_gallery_shows_a_network_from_within(site: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(site / "gallery/inside.zip", tmp_path / "run")
+    run = open_run(tmp_path / "run")
+    circuit = run.circuit("paths", int(run.steps[-1]), strongest=3)
+    shown = (site / "gallery/inside.html").read_text()
+    for words in ("cam", "edges", "paths: circuit at step", *circuit.nodes):
+        assert words in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", sorted(SHOWN))
+def test_every_bug_of_the_gallery_is_found(bug: str, tmp_path: Path) -> None:
+    page = write(tmp_path, names=[bug], inside=False).read_text()
+    assert SHOWN[bug] in page
+    assert (tmp_path / "gallery" / f"{bug}.html").stat().st_size > 1000
 
 
 def test_nothing_is_loaded_from_another_host(site: Path) -> None:
