@@ -57,6 +57,13 @@ class Piece(NamedTuple):
     shape: tuple[int, ...]
 
 
+class Normalised(NamedTuple):
+    """How a tensor of images was normalised, for each channel or for all: (x - mean) / std."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 SAMPLE = "sample"
 """The axis of the batch dimension, which always comes first."""
 
@@ -99,7 +106,7 @@ class SlotInfo:
     different shape in a record, the record stores that shape. `batch_dim` is the batch dimension or
     None. `names` are all names of a shared tensor. `piece` is the part that this process holds;
     None if it holds the whole tensor. `axes` are names of the value
-    dims, from the spec.
+    dims, and `image` says how images were normalised, both from the spec.
     """
 
     id: int
@@ -112,6 +119,7 @@ class SlotInfo:
     names: tuple[str, ...] = ()
     piece: Piece | None = None
     axes: tuple[str, ...] = ()
+    image: Normalised | None = None
 
 
 @dataclass(frozen=True, eq=False)

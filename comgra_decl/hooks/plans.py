@@ -74,6 +74,7 @@ class ModulePlan:
                 kind=self.kind,
                 module_class=self.module_class,
                 axes=self.capture.axes,
+                image=self.capture.image,
             )
         return slot
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from comgra_decl.errors import UnknownNameError
-from comgra_decl.records import SAMPLE, Axis, SlotInfo, StoredPreview
+from comgra_decl.records import SAMPLE, Axis, Normalised, SlotInfo
 from comgra_decl.spec.axes import name_axes
 
 from .snapshot import Snapshot, named
@@ -32,12 +32,15 @@ class Preview:
             "all", "first" (the first ones), or "mean" (entry i of m is the mean of the entries from
             floor(i size / m) to ceil((i + 1) size / m) - 1).
         whole: whether these are all the values in the record, not a preview of them.
+        image: how the images in it were normalised, from `image` in the spec: `values * std + mean`
+            is between 0 and 1. None if this is not declared.
     """
 
     step: int
     values: NDArray[Any]
     meanings: tuple[Axis, ...]
     whole: bool = False
+    image: Normalised | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:
@@ -78,7 +81,8 @@ def preview(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) ->
     for near in _nearest(snapshot, record, type_):
         found = snapshot.view.preview(near, slot.id)
         if found is not None:
-            return _of(found, int(snapshot.steps[near]))
+            step = int(snapshot.steps[near])
+            return Preview(step, found.values, found.axes, image=slot.image)
     raise UnknownNameError(
         f"{named(slot)} has neither values nor previews; previews need `preview: {{every: 50}}` in "
         "the spec, values need `values: true` for the node."
@@ -93,10 +97,6 @@ def _nearest(snapshot: Snapshot, record: int, type_: str | None) -> Iterator[int
     yield from records[later:].tolist()
 
 
-def _of(stored: StoredPreview, step: int) -> Preview:
-    return Preview(step, stored.values, stored.axes)
-
-
 def _whole(slot: SlotInfo, values: NDArray[Any], step: int) -> Preview:
     batched = slot.batch_dim is not None
     values = values if batched or values.ndim < 2 else values[0]  # stored as a single sample
@@ -107,7 +107,7 @@ def _whole(slot: SlotInfo, values: NDArray[Any], step: int) -> Preview:
     if batched and slot.shape and slot.batch_dim is not None:
         size = max(slot.shape[slot.batch_dim], len(values))
         meanings[0] = Axis(SAMPLE, "all" if size == len(values) else "first", size)
-    return Preview(step, values, tuple(meanings), whole=True)
+    return Preview(step, values, tuple(meanings), whole=True, image=slot.image)
 
 
 def axis_names(slot: SlotInfo, dims: tuple[int, ...], *, whole_numbers: bool) -> tuple[str, ...]:

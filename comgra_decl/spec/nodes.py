@@ -18,6 +18,7 @@ from comgra_decl.spec.functions import (
     SplitSpec,
 )
 from comgra_decl.spec.globs import compile_glob, compile_name, compile_text
+from comgra_decl.spec.images import ImageSpec
 
 CaptureName = Literal[
     "output",
@@ -196,6 +197,13 @@ class NodeSpec(SpecModel):
     """Names of the dims of outputs and inputs, without the batch dim, such as `[head, query, key]`.
     They determine how the viewer draws the values. If this is null, or a tensor has a different
     number of dims, names are derived from the module class and the shape.
+    """
+
+    image: ImageSpec | None = None
+    """Outputs and inputs with the dims [channels, height, width] are normalised images, which the
+    viewer shows in their original colours: {mean: [0.485, 0.456, 0.406], std: [0.229, 0.224,
+    0.225]}. The inputs of the model are shown as the last entry with this key says, whatever it
+    selects.
     """
 
     split: SplitSpec | None = None

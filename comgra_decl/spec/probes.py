@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Discriminator, Field, Tag
 
 from comgra_decl.records import PROBE_PREFIX
-from comgra_decl.spec.base import Bool, Int, Number, SpecModel
+from comgra_decl.spec.base import Bool, Int, SpecModel
 from comgra_decl.spec.budget import BudgetSpec
+from comgra_decl.spec.images import ImageSpec
 from comgra_decl.spec.keep import checked_target
 from comgra_decl.spec.samples import SamplesSpec
 from comgra_decl.spec.schedule import CadenceSpec
@@ -73,16 +74,6 @@ def _which(value: Any) -> str:
     function = isinstance(value, BatchFunction)
     function = function or (isinstance(value, Mapping) and "_target_" in value)
     return "BatchFunction" if function else "BatchValues"
-
-
-class ImageSpec(SpecModel):
-    """How to turn a normalised image back into a viewable one: `value * std + mean` is in 0..1."""
-
-    mean: Annotated[list[Number], Field(min_length=1)] = [0.0]
-    """The mean that was subtracted, for each channel or for all."""
-
-    std: Annotated[list[Number], Field(min_length=1)] = [1.0]
-    """The standard deviation by which values were divided, for each channel or for all."""
 
 
 class ShowSpec(SpecModel):

@@ -8,6 +8,7 @@ from typing import Literal
 
 from comgra_decl.spec.functions import AttentionSpec, SplitSpec
 from comgra_decl.spec.globs import compile_name, compile_text, matches
+from comgra_decl.spec.images import ImageSpec
 from comgra_decl.spec.misses import (
     explain_annotation_miss,
     explain_class_miss,
@@ -50,6 +51,7 @@ class Capture:
     values: bool = False
     batch_dim: Literal["auto"] | int | None = "auto"
     axes: tuple[str, ...] = ()
+    image: ImageSpec | None = None
     split: SplitSpec | None = None
     attention: AttentionSpec | None = None
     entries: tuple[str, ...] = ()
@@ -62,6 +64,7 @@ class Capture:
             values=self.values or entry.values,
             batch_dim=self.batch_dim if entry.batch_dim == "auto" else entry.batch_dim,
             axes=tuple(entry.axes or self.axes),
+            image=entry.image or self.image,
             split=entry.split or self.split,
             attention=entry.attention or self.attention,
             entries=(*self.entries, name),

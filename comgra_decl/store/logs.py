@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from comgra_decl.records import Piece, SlotInfo, SlotKey
+from comgra_decl.records import Normalised, Piece, SlotInfo, SlotKey
 
 from .commit import Commit
 from .layout import log_key
@@ -141,6 +141,7 @@ def slot_row(slot: SlotInfo) -> dict[str, Any]:
         "names": list(slot.names),
         **({} if slot.piece is None else {"piece": list(map(list, slot.piece))}),
         **({"axes": list(slot.axes)} if slot.axes else {}),
+        **({} if slot.image is None else {"image": list(map(list, slot.image))}),
     }
 
 
@@ -158,4 +159,5 @@ def read_slot(number: int, row: dict[str, Any]) -> SlotInfo:
         names=tuple(row["names"]),
         piece=Piece(*map(tuple, row["piece"])) if "piece" in row else None,
         axes=tuple(row.get("axes", ())),
+        image=Normalised(*map(tuple, row["image"])) if "image" in row else None,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,6 +151,9 @@ def check_slot(slot: SlotInfo) -> SlotInfo:
     for part in () if slot.piece is None else slot.piece:
         for extent in part:
             _whole(extent, "piece", _ELEMENTS)
+    for number in () if slot.image is None else chain(*slot.image):
+        if not math.isfinite(number):
+            raise ValueError("a normalisation is not finite")
     return slot
 
 

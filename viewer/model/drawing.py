@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.query import Preview
-from comgra_decl.records import SAMPLE, Axis
+from comgra_decl.records import SAMPLE, Axis, Normalised
 from comgra_decl.viewer.model.numbers import count, shape
 
 PIXELS = 200_000
@@ -86,6 +86,7 @@ class _Part:
     axes: tuple[Axis, ...]
     samples: Axis | None = None
     colour: bool = False
+    image: Normalised | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -100,7 +101,8 @@ def draw(preview: Preview, *, sample: int | None = None, picture: bool = False) 
         preview: values with the meaning of their axes.
         sample: the only sample to draw, which must exist. None draws all samples, or only the
             first if there is no room for more.
-        picture: whether three channels are red, green and blue.
+        picture: whether three channels are red, green and blue. They are also if the spec says how
+            the images were normalised.
     """
     part = _part(preview, sample, picture)
     if part.samples is None:
@@ -180,8 +182,15 @@ def _part(preview: Preview, sample: int | None, picture: bool) -> _Part:
     if names == [*_SPACE, "channel"]:
         values = np.moveaxis(values, -1, first)
         axes = (axes[2], *axes[:2])
-    colour = picture and [a.name for a in axes] == ["channel", *_SPACE] and axes[0].size == 3
-    return _Part(values, tuple(axes), samples, colour and values.shape[first] == 3, notes)
+    image, colour = preview.image, False
+    if [axis.name for axis in axes] == ["channel", *_SPACE]:
+        channels = axes[0].size if values.shape[first] == axes[0].size else 0
+        if image is not None and channels not in (1, 3):
+            image = None
+        if image is not None and {len(image.mean), len(image.std)} - {1, channels}:
+            image = None  # for another number of channels
+        colour = image is not None or (picture and channels == 3)
+    return _Part(values, tuple(axes), samples, colour, image if colour else None, notes)
 
 
 def _one(part: _Part, zero: NDArray[np.bool_] | None = None) -> Drawing:
@@ -340,18 +349,26 @@ def tile_ticks(drawing: Drawing, most: int) -> tuple[Ticks, Ticks]:
 
 
 def _colours(images: Floats, part: _Part) -> Drawing:
-    """Draw images [n, 3, h, w] in colour, scaled from 0 to 1, 0 to 255, or lowest to highest."""
-    finite = images[np.isfinite(images)]
+    """Draw images [n, 3 or 1, h, w] in colour.
+
+    They are scaled as the spec says or, if it does not, from 0 to 1, 0 to 255, or lowest to
+    highest.
+    """
+    shown = images if part.image is None else original(images, part.image)
+    finite = shown[np.isfinite(shown)]
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
-    if low >= 0 and high <= 255:
+    if part.image is not None:
+        low, high = 0.0, 1.0
+    elif low >= 0 and high <= 255:
         low, high = 0.0, 1.0 if high <= 1 else 255.0
     aspect = _aspect(part.axes, images.shape)
     boxes = boxes_of((len(images), *images.shape[2:]), None, aspect)
     gaps, windows = _sheet(boxes)
     sheet = np.zeros((*gaps.shape, 4), np.uint8)
     grey = np.full(gaps.shape, np.nan)
-    for where, each in zip(windows, images, strict=True):
-        scaled = (np.nan_to_num(each, nan=low, posinf=high, neginf=low) - low) / (high - low or 1.0)
+    for where, each, pixels in zip(windows, images, shown, strict=True):
+        filled = np.nan_to_num(pixels, nan=low, posinf=high, neginf=low)
+        scaled = (filled - low) / (high - low or 1.0)
         sheet[where][..., :3] = np.rint(np.clip(scaled, 0, 1) * 255).transpose(1, 2, 0)
         sheet[where][..., 3] = 255
         grey[where] = each.mean(0)
@@ -363,6 +380,13 @@ def _colours(images: Floats, part: _Part) -> Drawing:
         "colours", grey, facts, _notes(part), *_SPACE, tuple(boxes), gaps, rgba, each,
         aspect=aspect,
     )  # fmt: skip
+
+
+def original(images: Floats, normalised: Normalised) -> Floats:
+    """Return images [..., channels, height, width] before their normalisation, from 0 to 1."""
+    mean, std = (np.reshape(numbers, (-1, 1, 1)) for numbers in normalised)
+    undone: Floats = images * std + mean
+    return undone
 
 
 def _aspect(axes: Sequence[Axis], kept: Sequence[int]) -> float:

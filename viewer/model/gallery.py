@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError, UnknownNameError
 from comgra_decl.records import LOSS_CALLS, PROBE_PREFIX
-from comgra_decl.spec.probes import ImageSpec
+from comgra_decl.spec.images import ImageSpec
+from comgra_decl.viewer.model.drawing import original
 from comgra_decl.viewer.model.images import Image, as_bytes, flat, png, stretched
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView, Slot
@@ -92,11 +93,15 @@ def _input(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
 
 
 def declared_image(view: RunView, type_: str) -> ImageSpec | None:
-    """Return how a probe says that its images were normalised; of training, what any probe says."""
+    """Return how a probe's images were normalised: as it says or, if it does not, `nodes`.
+
+    For training, what any probe says counts as well.
+    """
     probes = view.run.spec.probes
     named = probes.get(type_.removeprefix(PROBE_PREFIX))
     chosen = [named] if type_.startswith(PROBE_PREFIX) else [*probes.values()]
     found = [probe.show.image for probe in chosen if probe is not None]
+    found += [entry.image for entry in reversed(view.run.spec.nodes.values())]
     return next((image for image in found if image is not None), None)
 
 
@@ -139,8 +144,7 @@ def _photo(value: NDArray[Any], declared: ImageSpec | None) -> Image:
     value = np.asarray(value, np.float64)
     if value.ndim == 3 and value.shape[0] in (1, 3):
         if declared is not None and {len(declared.mean), len(declared.std)} <= {1, len(value)}:
-            channels = (-1, 1, 1)
-            value = value * np.reshape(declared.std, channels) + np.reshape(declared.mean, channels)
+            value = original(value, declared.normalised)
         else:
             value = stretched(value)
         colours = np.repeat(value, 3, 0) if len(value) == 1 else value

@@ -78,7 +78,8 @@ def values_picture(
     if relative and batched:
         if len(preview.values) < _COMPARED:
             return ValuesPicture(missing=_TOO_FEW)
-        drawing = draw(replace(preview, values=standardised(preview.values)), sample=sample)
+        compared = replace(preview, values=standardised(preview.values), image=None)
+        drawing = draw(compared, sample=sample)
         return ValuesPicture(drawing, _FAR, preview.step, preview.whole, relative=True)
     if has_tokens(view, slot):
         spelled_out = draw_tokens(preview, partial(labels, view), sample)

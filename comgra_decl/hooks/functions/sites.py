@@ -47,6 +47,7 @@ class CallPlan:
                 iteration=iteration,
                 module_class=self.function,
                 axes=self.capture.axes,
+                image=self.capture.image,
             )
         return slot
 

@@ -72,6 +72,7 @@ class Ends:
         entries = spec.nodes.values()
         self._values = any(entry.values for entry in entries)
         self._gradients = any({"output_grad", "input_grad"} & {*e.capture} for e in entries)
+        self._image = next((e.image for e in reversed(entries) if e.image is not None), None)
         self._recorder = recorder
         self._inputs: dict[tuple[str, int], Slot] = {}
         self._losses: dict[tuple[str, int], Slot] = {}
@@ -294,7 +295,7 @@ class Ends:
         """Return the slot of an input of a model; `iteration` counts the models in a step."""
         slot = self._inputs.get((role, iteration))
         if slot is None:
-            slot = Slot(lambda: "input", role, iteration=iteration, kind="input")
+            slot = Slot(lambda: "input", role, iteration=iteration, kind="input", image=self._image)
             self._inputs[role, iteration] = slot
         return slot
 

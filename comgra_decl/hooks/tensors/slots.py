@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from comgra_decl.records import Piece
+    from comgra_decl.spec.images import ImageSpec
 
 _WHOLE = (torch.Tensor, torch.nn.Parameter)
 """Tensor types without further structure, such as shards."""
@@ -32,6 +33,7 @@ class Slot:
         "dtype",
         "forward",
         "id",
+        "image",
         "iteration",
         "kind",
         "module_class",
@@ -55,6 +57,7 @@ class Slot:
         module_class: str = "",
         names: Callable[[], tuple[str, ...]] = tuple,
         axes: tuple[str, ...] = (),
+        image: ImageSpec | None = None,
     ) -> None:
         self.node = node
         self.role = role
@@ -64,6 +67,7 @@ class Slot:
         self.module_class = module_class
         self.names = names
         self.axes = axes  # names of the value dims, from the spec
+        self.image = image  # how images were normalised, from the spec
         self.id = -1
         self.shape: tuple[int, ...] = ()
         self.dtype = ""
@@ -151,6 +155,7 @@ class SlotTable:
             names=slot.names(),
             piece=slot.piece,
             axes=slot.axes,
+            image=None if slot.image is None else slot.image.normalised,
         )
 
     def _unique(self, key: SlotKey) -> SlotKey:
