@@ -30,14 +30,14 @@ class Option:
 class Field:
     """One selector; `style` is "menu", "buttons", "actions", "slider" or "number".
 
-    Numbers range from `low` to `high`.
+    Numbers range from `low` to `high`. `help` explains the selector under the pointer.
     """
 
     name: str
     label: str
     value: str
     options: tuple[Option, ...]
-    help: str = ""
+    help: str
     style: str = "menu"
     low: int = 0
     high: int = 0

@@ -23,6 +23,7 @@ from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve, band
 from comgra_decl.viewer.panes.figures import Frame
 from comgra_decl.viewer.panes.hovering import NUMBER, marked
+from tests.support.fake_run import FakeRun
 from tests.support.shortened import shortened
 from tests.viewer.app.served import turn_to
 
@@ -35,6 +36,16 @@ SECTIONS = {
     "compare": {"tensor", "side", "step", "value"},
     "kpis": {"tensor", "type", "step", "value"},
 }
+
+
+SELECTORS = {
+    "values": "order",
+    "compare": "other",
+    "runs": "smoothing",
+    "overview": "statistic",
+    "explore": "against",
+}
+"""One of the selectors of each section that has some."""
 
 
 def rows(page: Any) -> list[tuple[str, str]]:
@@ -71,6 +82,38 @@ def test_every_figure_says_what_is_under_the_pointer(
     for section in sections:
         turn_to(page, section)
         says_what_is_under_the_pointer(page, SECTIONS[section])
+
+
+@pytest.mark.browser
+def test_quartiles_and_tails_under_the_pointer_are_those_of_the_values(
+    viewer: Callable[..., Any], fake: FakeRun
+) -> None:
+    page = viewer("?run=group/small&section=inspect&node=embed&step=4")
+    figure = page.locator(".bk-Figure >> visible=true").nth(1)  # distribution of the forward pass
+    told = dict(hovered(page, figure, 0.5, 0.5))
+    (slot,) = [s for s in fake.slots if s.key == ("embed", "output", 0, "forward")]
+    values = fake.tensor(slot, int(told["step"])).astype(np.float64)
+    width = np.ptp(values) / (fake.meta.bins or 1)  # of a bin
+    wanted = dict(zip(QUANTILES, np.quantile(values, [0, 0.25, 0.5, 0.75, 1]), strict=True))
+    for label, value in wanted.items():
+        assert float(told[label].replace("\u2212", "-")) == pytest.approx(value, abs=width), label
+
+
+QUANTILES = ("lowest", "lower quartile", "median", "upper quartile", "highest")
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("section", shortened(SELECTORS, tried=3))
+def test_every_selector_is_explained_under_the_pointer(
+    viewer: Callable[..., Any], section: str
+) -> None:
+    page = viewer(f"?run=group/small&section={section}&node=embed&step=4", "[data-field]")
+    page.locator(f'[data-field="{SELECTORS[section]}"]').first.wait_for()
+    helps = dict(page.locator("[data-field]").evaluate_all(HELPS))
+    assert [name for name, text in helps.items() if len(text.split()) < 3] == []
+
+
+HELPS = "(fields) => fields.map((field) => [field.dataset.field, field.title])"
 
 
 def says_what_is_under_the_pointer(page: Any, labels: set[str]) -> None:
