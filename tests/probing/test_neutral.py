@@ -154,8 +154,9 @@ def test_an_error_in_the_middle_of_a_method_leaves_the_training_untouched(
     assert count > succeeding
     assert result.state() == train(model).state()
     assert len(found.of("probe:eyes")) == 3
-    (warning,) = [text for text in found.report["warnings"] if "no picture" in text]
-    assert "no such kernel" in warning
+    first, *later = [text for text in found.report["warnings"] if "no picture" in text]
+    assert "no such kernel" in first
+    assert not later or method == "logit_lens"  # which does not fit the model otherwise
 
 
 def calls_of_probing(**spec: Any) -> int:

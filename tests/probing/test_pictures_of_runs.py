@@ -102,10 +102,13 @@ def test_over_fifty_records_a_cloud_moves_as_the_values_do(tmp_path: Path) -> No
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     eyes = {"samples": {"count": 12, "by": "target"}, "schedule": {"every": 1}}
-    nodes = {"all": {"select": "**"}}
-    with comgra.trace(
-        {"nodes": nodes, "schedule": {"first": 100}, "probes": {"eyes": eyes}}, root=tmp_path
-    ) as session:
+    spec: dict[str, Any] = {
+        "nodes": {"all": {"select": "**"}},
+        "samples": {"count": 12},
+        "schedule": {"first": 100},
+        "probes": {"eyes": eyes},
+    }
+    with comgra.trace(spec, root=tmp_path) as session:
         for _ in range(50):
             optimizer.zero_grad()
             F.cross_entropy(model(torch.randn(24, 4)), torch.arange(24) % 3).backward()
