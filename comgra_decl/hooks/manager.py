@@ -466,8 +466,9 @@ class HookManager:
             return
         number, before = self._state.number, self._unended.found
         if self._watches_stalls:
-            evaluating = self._evaluation.open or self._roots.evaluating
-            self._stalls.look(number, evaluating=evaluating)
+            excused = self._evaluation.open or self._roots.evaluating
+            excused = excused or (self._measured is not None and self._measured.working)
+            self._stalls.look(number, excused=excused)
         parameters = (p for model in self._models() for p in model.parameters())
         found = self._unended.look(number, parameters, signs=self._steps.signs)
         if found and before is None:

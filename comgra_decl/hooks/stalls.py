@@ -68,12 +68,13 @@ class StallWatch:
         self._seen = 0
         self._reported: set[int] = set()
 
-    def look(self, step: int, *, evaluating: bool) -> None:
+    def look(self, step: int, *, excused: bool) -> None:
         """Check whether the step in progress has stalled.
 
         Args:
             step: its number.
-            evaluating: whether the program evaluates, which may take any time.
+            excused: whether it may take any time, because the program evaluates or because it is
+                measured.
         """
         now = self._clock()
         if step != self._step:
@@ -82,7 +83,7 @@ class StallWatch:
                 self._seen += step - self._step
             self._step, self._since = step, now
             return
-        if evaluating:
+        if excused:
             self._since = now
             return
         waited = now - self._since

@@ -36,12 +36,10 @@ def write_last_seen(folder: Path, facts: dict[str, Any]) -> None:
     """
     content = {name: facts[name] for name in _NUMBERS if facts.get(name) is not None}
     draft = folder / f"{FILE}.{os.getpid()}"
-    draft.write_text(json.dumps(content), encoding="utf-8")
-    handle = os.open(draft, os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(content))
+        file.flush()
+        os.fsync(file.fileno())
     draft.replace(folder / FILE)
 
 

@@ -505,15 +505,15 @@ def test_only_long_steps_outside_of_evaluations_stall() -> None:
     watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
     for step in range(5):
         now[0] += 1.0
-        watch.look(step, evaluating=False)
+        watch.look(step, excused=False)
     for evaluating, until in ((True, 100.0), (False, 109.0)):
         while now[0] < until:
             now[0] += 1.0
-            watch.look(4, evaluating=evaluating)
+            watch.look(4, excused=evaluating)
         assert not reports
     for _ in range(5):
         now[0] += 1.0
-        watch.look(4, evaluating=False)
+        watch.look(4, excused=False)
     assert reports == [10.0]
 
 
@@ -521,7 +521,7 @@ def test_a_step_may_stall_after_one_second_of_short_steps() -> None:
     now, reports = [0.0], []
     watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
     for step in (0, 30, *[60] * 7):
-        watch.look(step, evaluating=False)
+        watch.look(step, excused=False)
         now[0] += 1.0
     assert reports == [5.0]
 
@@ -531,10 +531,10 @@ def test_each_stalled_step_is_reported_once_up_to_a_limit() -> None:
     watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
     for step in range(100):
         now[0] += 1.0
-        watch.look(step, evaluating=False)
+        watch.look(step, excused=False)
         for _ in range(15 if step % 10 == 5 else 0):
             now[0] += 1.0
-            watch.look(step, evaluating=False)
+            watch.look(step, excused=False)
     assert reports == [10.0] * stalls.MOST
 
 

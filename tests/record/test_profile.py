@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from comgra_decl.cli.main import main
 from comgra_decl.errors import SpecError, UnknownNameError
 from comgra_decl.hooks.measuring import profiling
+from comgra_decl.hooks.measuring.measured import Measured, Measurement, Surroundings
 from comgra_decl.query import Run
 from comgra_decl.records import PROGRAM
 from comgra_decl.spec import load_spec
@@ -281,3 +282,30 @@ def test_one_step_may_be_named_by_its_number() -> None:
     spec = load_spec({"profile": {"steps": 7}})
     assert spec.profile is not None
     assert spec.profile.steps == [7, 7]
+
+
+def test_the_evaluation_of_a_measurement_is_not_taken_for_a_stalled_step() -> None:
+    around = Surroundings(lambda *_: None, lambda _: None, lambda: cast(Any, None))
+
+    class Slow(Measurement):
+        running = False
+
+        def begin(self, step: int) -> None:
+            self.running = True
+
+        def end(self, step: int) -> None:
+            self.finish()
+
+        def finish(self) -> None:
+            self._stop()
+            seen.append(measured.working)  # while it evaluates
+
+        def _stop(self) -> None:
+            self.running = False
+
+    seen: list[bool] = []
+    measured = Measured([Slow((1, 1), around)])
+    measured.begin(1)
+    seen.append(measured.working)
+    measured.end(1)
+    assert [*seen, measured.working] == [True, True, False]

@@ -108,6 +108,12 @@ class Measured:
 
     def __init__(self, measurements: Sequence[Measurement]) -> None:
         self._measurements = [*measurements]
+        self._ending = False
+
+    @property
+    def working(self) -> bool:
+        """Whether the step in progress takes longer because of a measurement or its evaluation."""
+        return self._ending or self.running
 
     @property
     def running(self) -> bool:
@@ -127,9 +133,11 @@ class Measured:
 
     def end(self, step: int) -> None:
         """End the measurements of the step that is ending."""
+        self._ending = True
         for each in reversed(self._measurements):
             if each.running:
                 _attempt(each, partial(each.end, step))
+        self._ending = False
 
     def finish(self) -> None:
         """End all measurements at the end of tracing."""
