@@ -1,6 +1,7 @@
 """Generate `cost.md` and the costs stated in the presets from the newest measurement.
 
-python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT && python -m docs.cost
+python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT
+python -m benchmarks.around && python -m docs.cost
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ Each run also has two fixed costs: the time to discover the model in the first r
 
 {compared}
 
-## Over a whole training run
+{around}## Over a whole training run
 
 Presets either record every step at first and fewer steps later, or record only occasional steps.
 The total cost is:
@@ -173,7 +174,8 @@ records reuse the result if the two readings were identical.
 def main() -> None:
     """Write `cost.md` and the cost comments of the presets."""
     figures = newest()
-    PAGE.write_text(page(figures, newest_comparison(), newest_counts(), newest_probes()))
+    others = newest_comparison(), newest_counts(), newest_probes(), newest_around()
+    PAGE.write_text(page(figures, *others))
     for name, path in presets().items():
         path.write_text(priced(path.read_text(), price(figures, name)))
     sys.stdout.write(f"wrote {PAGE} and the costs in {PRESET_FOLDER}\n")
@@ -205,13 +207,20 @@ def newest_probes() -> dict[str, Any]:
     return json.loads(files[-1].read_text()) if files else {}
 
 
+def newest_around() -> dict[str, Any]:
+    """Return the newest prices of what is recorded around the network; empty if there are none."""
+    files = sorted(RESULTS.glob("around-*.json"))
+    return json.loads(files[-1].read_text()) if files else {}
+
+
 def page(
     figures: dict[str, Any],
     comparison: dict[str, Any],
     counts: dict[str, Any],
     probes: dict[str, Any],
+    around: dict[str, Any],
 ) -> str:
-    """Return `cost.md` for the figures of a benchmark, of a comparison, of counts and of probes."""
+    """Return `cost.md` for a benchmark, a comparison, counts, and what probes and the rest cost."""
     nets = _nets(figures)
     idle = [f"{_ratio(net, 'idle', 'step'):.2f}" for net in nets.values()]
     noise = max(abs(_ratio(net, "again", "step") - 1) for net in nets.values())
@@ -226,6 +235,7 @@ def page(
         first=f"at most {first:.1f} s",
         fixed=f"at most {size_text(fixed)}",
         compared="\n\n".join(part for part in (_compared(comparison), _counted(counts)) if part),
+        around=_around(around),
         trainings=_trainings(nets),
         probed=_probed(probes),
     )
@@ -333,6 +343,31 @@ def _compared(comparison: dict[str, Any]) -> str:
         "compared."
     )
     return "\n".join([*textwrap.wrap(text, 100, break_on_hyphens=False), "", *lines])
+
+
+def _around(prices: dict[str, Any]) -> str:
+    """Return the section on what is recorded around the network; empty without prices."""
+    if not prices:
+        return ""
+    load, rounds = prices["machine"]["load_before"], prices["rounds"]
+    text = (
+        "The price of [what a run records around the network](around.md): automatic metrics, the "
+        "watch for stalled steps and growing memory, the steps in which time or memory is "
+        f"measured, and the post-mortem of an error. Measured on {prices['date']} with `python -m "
+        f"benchmarks.around`, in alternating blocks, with a load of {load:g} at the start; medians "
+        f"of {rounds} rounds, compared with plain steps."
+    )
+    lines = ["| | net | step | ratio (quartiles) |", "| --- | --- | ---: | ---: |"]
+    for price in prices["prices"]:
+        ratio = price["ratio"]
+        lines.append(
+            f"| {price['label']} | {price['net']} | {1000 * price['step']:.3g} ms | "
+            f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}) |"
+        )
+    for net, seconds in prices["post_mortem"].items():
+        lines.append(f"| the post-mortem of an error | {net} | {1000 * seconds:.3g} ms, once | |")
+    wrapped = textwrap.wrap(text, 100, break_on_hyphens=False)
+    return "\n".join(["## Around the network", "", *wrapped, "", *lines, "", ""])
 
 
 def _counted(counts: dict[str, Any]) -> str:

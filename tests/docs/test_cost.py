@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 def test_the_page_is_that_of_the_newest_measurement() -> None:
     figures = cost.newest(), cost.newest_comparison(), cost.newest_counts()
-    page = cost.page(*figures, cost.newest_probes())
+    page = cost.page(*figures, cost.newest_probes(), cost.newest_around())
     if page != cost.PAGE.read_text():
         pytest.fail("docs/cost.md is not what was measured: run `python -m docs.cost`")
 
@@ -44,7 +44,7 @@ def test_the_page_compares_this_version_with_an_earlier_one() -> None:
             }
         ],
     }
-    page = cost.page(cost.newest(), comparison, {}, {})
+    page = cost.page(cost.newest(), comparison, {}, {}, {})
     _, _, section = page.partition("## Compared with an earlier version\n")
     row = "| `debug` | mlp | 1.77 ms | 1.8 ms | 1.02 (0.99 to 1.05) | 0.98 |"
     assert row in section.partition("\n## ")[0].splitlines()
@@ -66,7 +66,7 @@ def test_the_page_states_the_instructions_that_were_counted() -> None:
             }
         ],
     }
-    page = cost.page(cost.newest(), comparison, counts, {})
+    page = cost.page(cost.newest(), comparison, counts, {}, {})
     assert "| `record` | mlp | 4,000 | 4,100 | 1.02 | 1.10 |" in page.splitlines()
 
 
@@ -83,7 +83,7 @@ def test_the_page_states_what_pictures_cost() -> None:
         ],
         "memory": [{"records": 100, "mb": 600.2}, {"records": 1000, "mb": 601.1}],
     }
-    page = cost.page(cost.newest(), cost.newest_comparison(), {}, probes)
+    page = cost.page(cost.newest(), cost.newest_comparison(), {}, probes, {})
     section = page.partition("## Pictures of a probe\n")[2].partition("\n## ")[0]
     rows = section.splitlines()
     assert "| `saliency` | 1 | 1 | 2 ms | 2.1 ms | 1.05 |" in rows
@@ -128,3 +128,23 @@ def test_a_price_replaces_the_one_before(key: str) -> None:
     after = f"# @package x\n# For looking.\n# Cost: new\n{key}\n"
     assert cost.priced(before, ["# Cost: new"]) == after
     assert cost.priced(before, []) == before
+
+
+def test_the_page_states_the_price_of_what_is_around_the_network() -> None:
+    ratio = {"value": 1.0214, "low": 1.019, "high": 1.03}
+    prices = {
+        "date": "2026-01-02",
+        "rounds": 9,
+        "machine": {"load_before": 0.25},
+        "prices": [
+            {"label": "idle", "net": "mlp", "tool": "idle", "step": 0.000172, "ratio": ratio}
+        ],
+        "post_mortem": {"mlp": 0.25},
+    }
+    page = cost.page(cost.newest(), cost.newest_comparison(), {}, {}, prices)
+    _, _, section = page.partition("## Around the network\n")
+    lines = section.partition("\n## ")[0].splitlines()
+    assert "| idle | mlp | 0.172 ms | 1.021 (1.019 to 1.030) |" in lines
+    assert "| the post-mortem of an error | mlp | 250 ms, once | |" in lines
+    without = cost.page(cost.newest(), cost.newest_comparison(), {}, {}, {})
+    assert "## Around the network" not in without
