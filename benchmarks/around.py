@@ -34,7 +34,7 @@ RESULTS = Path(__file__).with_name("results")
 NETS = ("mlp", "transformer")
 _MEASURED = 16
 _WARMUP = 4
-_ERRORS = 5
+_ERRORS = 15
 
 _PLAIN = Nothing("nothing", "nothing attached")
 

@@ -52,6 +52,7 @@ The records are checked as well. They must contain each module that returned a t
 by a torch hook. The recorded mean of that tensor must match a separate computation in float64, and
 the recorded losses must be identical to those of the program.
 
+{measured}\
 Of {tried} programs, {equal} are bit-identical{close}. In total, {compared:,} items were compared,
 {means:,} recorded values were checked, and {called:,} modules were found. All verdicts are in
 [neutrality-{date}.json](../benchmarks/results/neutrality-{date}.json). Measured on {date}.
@@ -75,6 +76,15 @@ FAMILIES = {
     "timm": "image models from timm",
     "torchvision": "models from torchvision",
 }
+
+
+_MEASURED = """\
+Programs that are bit-identical are trained once more, while only time and memory are measured: two
+steps are profiled, the memory of two others is measured, and all others are timed. This training is
+compared in the same way.
+
+"""
+"""The paragraph on the third training; older tables have none."""
 
 
 def main() -> None:
@@ -108,6 +118,7 @@ def page(table: dict[str, Any]) -> str:
     zoo = INTRODUCTION.format(
         contents="".join(f"\n{_link(text)}" for text in pieces) + ("\n" if pieces else ""),
         steps=10,
+        measured=_MEASURED if any("measured" in v["seconds"] for v in verdicts.values()) else "",
         tried=len(verdicts),
         equal=counts["equal"],
         close=close,

@@ -21,6 +21,7 @@ from benchmarks.neutrality.oracle import Seen, first_step
 from benchmarks.neutrality.program import STEPS, Program, seed_everything
 from benchmarks.neutrality.state import State, bits, gradients_and_parameters, state_of
 from benchmarks.neutrality.surroundings import functions, surroundings
+from comgra_decl.hooks.scalars import automatic
 from comgra_decl.store.location import Location
 
 EVERYTHING: dict[str, Any] = {
@@ -46,6 +47,14 @@ EVERYTHING: dict[str, Any] = {
     "schedule": {"first": 1_000_000, "max_iterations": None},
 }
 """Full tracing: all captures of every module at every step, with graph and values."""
+
+AROUND: dict[str, Any] = {
+    "nodes": {"all": {"select": "**", "capture": ["output"]}},
+    "schedule": {"first": 1, "every": 1_000_000},
+    "profile": {"steps": [STEPS - 6, STEPS - 5]},
+    "memory": {"steps": [STEPS - 4, STEPS - 3]},
+}
+"""Time and memory: two profiled steps, two whose memory is measured, and all others timed."""
 
 _MOST_LINES = 12
 _TOLERANCE = (
@@ -149,6 +158,44 @@ def _try(verdict: Verdict, build: Callable[[], Program], folder: Path) -> None:
     elif verdict.differences:
         _control(verdict, plain, build)
     _look(verdict, session.path, traced, _seen(build))
+    _try_around(verdict, plain, build, folder)
+
+
+def _try_around(
+    verdict: Verdict, plain: _Training, build: Callable[[], Program], folder: Path
+) -> None:
+    """Train once more with only time and memory measured; add what differs to the verdict."""
+    if verdict.status != "equal":  # already told, or not to be compared bit by bit
+        return
+    again, before = Verdict(verdict.name), surroundings()
+    traced = comgra.trace(AROUND, root=folder, group="around")
+    with _logged() as records, _always_timed(), traced:
+        measured = _train(build)
+    verdict.seconds["measured"] = measured.seconds
+    _compare(again, plain, measured)
+    again.differences += _changed(before, surroundings())
+    verdict.faults += [r.getMessage()[:200] for r in records if _is_fault(r)]
+    if again.differences:
+        verdict.status, verdict.first_step = "different", again.first_step
+        verdict.differences = [f"time and memory: {line}" for line in again.differences]
+
+
+def _is_fault(record: logging.LogRecord) -> bool:
+    return "has stopped" in record.getMessage() or "error in comgra_decl" in record.getMessage()
+
+
+@contextmanager
+def _always_timed() -> Iterator[None]:
+    """Let every step that is not recorded be timed: alternately its phases, and its modules."""
+    names = ("INTERVAL", "MODULES_INTERVAL", "MEMORY_INTERVAL", "FIRST_MODULES")
+    usual = {name: getattr(automatic, name) for name in names}
+    try:
+        for name in names:
+            setattr(automatic, name, 0.0)
+        yield
+    finally:
+        for name, value in usual.items():
+            setattr(automatic, name, value)
 
 
 def _train(build: Callable[[], Program]) -> _Training:

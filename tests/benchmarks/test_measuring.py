@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import against
+from benchmarks import against, around
 from benchmarks.machine import machine_facts
 from benchmarks.nets import SCENARIOS, Training, build_mlp
 from benchmarks.results import ScenarioResult, recording_cost, summarise
@@ -21,6 +21,7 @@ from benchmarks.targets import verdicts
 from benchmarks.timing import Block, Meter, Plan, interleave, plan_for
 from benchmarks.tools import Step, Tool
 from benchmarks.tools.nothing import Nothing
+from docs import cost
 
 PLAIN = Nothing("nothing", "nothing attached")
 
@@ -217,3 +218,17 @@ def test_a_checkout_is_compared_with_another_in_processes_of_their_own(tmp_path:
 def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="is not a checkout"):
         against.Checkout(tmp_path, tmp_path)
+
+
+@pytest.mark.slow
+def test_the_price_of_what_is_around_the_network_is_stored_for_the_page(tmp_path: Path) -> None:
+    options = ["--nets", "mlp", "--rounds", "2", "--seconds", "0.02", "--save", str(tmp_path)]
+    assert around.main(options) == 0
+    (file,) = tmp_path.glob("around-*.json")
+    found = json.loads(file.read_text())
+    assert [price["tool"] for price in found["prices"]] == [
+        "again", "bare", "automatic", "memory", "profile",
+    ]  # fmt: skip
+    assert {*found["post_mortem"]} == {"mlp"}
+    section = cost.page(cost.newest(), cost.newest_comparison(), {}, {}, found)
+    assert "| a step that is profiled | mlp |" in section

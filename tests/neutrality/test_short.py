@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +81,20 @@ def tried(disturb: Callable[[Program], Any], folder: Path, *, after: int = 4) ->
 def test_an_undisturbed_program_is_equal(tmp_path: Path) -> None:
     seen: list[Program] = []
     assert tried(seen.append, tmp_path).sound
-    assert len(seen) == 1, "the disturbance would not have come"
+    assert len(seen) == 2, "the disturbance would not have come"
+
+
+def test_time_and_memory_are_measured_in_a_training_of_their_own(tmp_path: Path) -> None:
+    assert tried(lambda _: None, tmp_path).sound
+    (run,) = comgra.open_group(tmp_path / "around")
+    assert [*run.profile(by="step").index] == [4, 5]
+    assert [*run.memory(by="step").index] == [6, 7]
+    assert run.module_times().attrs["steps"] >= 1
+    assert {"time/forward", "memory/host"} <= set(run.kpis(automatic=True)["name"])
+    passes = itertools.count()
+    verdict = tried(lambda program: _nudge(program) if next(passes) else None, tmp_path / "again")
+    assert verdict.status == "different"
+    assert verdict.differences[0] == "time and memory: step 4: parameter:0.0.weight"
 
 
 def _nudge(program: Program) -> None:
