@@ -41,6 +41,8 @@ RUNS = {  # name: script and its arguments
     "tutorial/without-bug": ("tutorial", "model.activation_on_last_layer=false"),
     "watermark/marked": ("watermark",),
     "characters/gpt": ("characters", "steps=600"),
+    "starved/waiting": ("starved",),
+    "starved/mended": ("starved", "augment=batch"),
     "digits/pictures": ("digits", "steps=300"),
     "characters/pictures": ("characters", "steps=300"),
 }
@@ -102,6 +104,12 @@ SECTIONS: dict[str, Address] = {  # for docs/viewer.md, at the size of a laptop 
     "viewer-dark": {**BUG, "section": "inspect", "colour": "forward"},
 }
 
+FIGURES = {  # the beginning of the title of the only figure of the section to show
+    "starved-waiting": "time per profiled step",
+    "starved-mended": "time per profiled step",
+    "around-memory": "memory over step",
+}
+
 DARK = {"viewer-dark"}
 NARROW = {"viewer-narrow"}
 
@@ -117,6 +125,10 @@ PICTURES: dict[str, Address] = {  # name: query parameters
         "open": ["blocks", "blocks.1", "blocks.1.attention"],
     },
     "watermark": {"run": "watermark/marked", "node": "conv3", "section": "pictures"},
+    "starved-waiting": {"run": "starved/waiting", "section": "kpis"},
+    "starved-mended": {"run": "starved/mended", "section": "kpis"},
+    "around-memory": {"run": "starved/mended", "section": "kpis"},
+    "around-graph": {"run": "starved/mended", "section": "inspect", "colour": "memory"},
     "tutorial-overview": {
         "run": "tutorial/with-bug",
         "node": "input",
@@ -247,6 +259,15 @@ def browser_page() -> Iterator[Page]:
         browser.close()
 
 
+_PLACE = """title => {
+  const [view] = Bokeh.index.query((each) => each.model.title?.text?.startsWith(title));
+  view.el.scrollIntoView({ block: "center" });
+  const { x, y, width, height } = view.el.getBoundingClientRect();
+  return [x, y, width, height];
+}"""
+"""Scrolls to a figure and returns its place on the page."""
+
+
 def photograph(page: Page, address: str, name: str) -> None:
     """Open the viewer at a screenshot's URL and save the screenshot."""
     size = TABLET if name in NARROW else LAPTOP if name in SECTIONS else SIZE
@@ -268,7 +289,11 @@ def photograph(page: Page, address: str, name: str) -> None:
 
 
 def _screenshot(page: Page, name: str) -> bytes:
-    """Return a PNG of the page, or of some cards in it."""
+    """Return a PNG of the page, or of some cards or a figure in it."""
+    if name in FIGURES:
+        x, y, width, height = page.evaluate(_PLACE, FIGURES[name])
+        page.wait_for_timeout(500)
+        return page.screenshot(clip={"x": x, "y": y, "width": width, "height": height})
     if name not in CARDS:
         return page.screenshot()
     cards = page.locator(".cards").first
