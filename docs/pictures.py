@@ -106,7 +106,6 @@ SECTIONS: dict[str, Address] = {  # for docs/viewer.md, at the size of a laptop 
 
 FIGURES = {  # the beginning of the title of the only figure of the section to show
     "starved-waiting": "time per profiled step",
-    "starved-mended": "time per profiled step",
     "around-memory": "memory over step",
 }
 
@@ -126,7 +125,6 @@ PICTURES: dict[str, Address] = {  # name: query parameters
     },
     "watermark": {"run": "watermark/marked", "node": "conv3", "section": "pictures"},
     "starved-waiting": {"run": "starved/waiting", "section": "kpis"},
-    "starved-mended": {"run": "starved/mended", "section": "kpis"},
     "around-memory": {"run": "starved/mended", "section": "kpis"},
     "around-graph": {"run": "starved/mended", "section": "inspect", "colour": "memory"},
     "tutorial-overview": {
