@@ -65,7 +65,7 @@ class PartSpec(SpecModel):
     """Number of parts, each a group of neighbouring indices; all groups have the same size. null:
     each index is a part. For `head`, null means the number of heads that the module, or the
     module around it, has as its attribute `num_heads`, `n_heads`, `nhead`, `n_head` or
-    `num_attention_heads`."""
+    `num_attention_heads`, or in its `config`."""
 
     only: list[Int] | None = None
     """The parts to change; negative numbers count from the end. null: all."""

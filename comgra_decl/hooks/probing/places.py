@@ -23,7 +23,7 @@ from comgra_decl.spec.pictures import PictureSpec
 from comgra_decl.spec.selectors import is_selected, misses
 
 HEADS = ("num_heads", "n_heads", "nhead", "n_head", "num_attention_heads")
-"""Attributes of modules that contain their number of heads."""
+"""Attributes of modules, or of their `config`, that contain their number of heads."""
 
 EVERY_PARAMETER = "parameter"
 
@@ -149,10 +149,11 @@ class Modules:
         levels = path.split(".")
         for length in range(len(levels), -1, -1):
             module = self.by_path.get(".".join(levels[:length]))
-            for name in HEADS:
-                found = getattr(module, name, None)
-                if isinstance(found, int) and not isinstance(found, bool):
-                    return found
+            for holder in (module, getattr(module, "config", None)):  # a config of transformers
+                for name in HEADS:
+                    found = getattr(holder, name, None)
+                    if isinstance(found, int) and not isinstance(found, bool):
+                        return found
         return None
 
 
@@ -237,8 +238,8 @@ def division(
     if groups is None and name == "head" and known is KNOWN_PARTS:
         if heads is None:
             raise ProbeError(
-                f"{name}: the number of heads is unknown, because no module around it has one of "
-                f"{', '.join(HEADS)}; write `groups`"
+                f"{name}: the number of heads is unknown, because no module around it, or its "
+                f"`config`, has one of {', '.join(HEADS)}; write `groups`"
             )
         groups = heads
     if groups is None:
