@@ -1,0 +1,169 @@
+"""Models with PEFT adapters and quantised ones: recorded, changed and trained like any others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import comgra_decl as comgra
+from comgra_decl.errors import CallError
+from tests.doors.test_look_generate import OUTPUTS, are_those_of_hooks, gpt2, hooked, padded, seen
+
+pytestmark = [
+    pytest.mark.slow,  # imports transformers, and peft and torchao where they are installed
+    pytest.mark.filterwarnings("ignore"),  # peft calls what transformers is to remove
+]
+
+ATTENTION = "base_model.model.transformer.h.1.attn.c_attn"
+LAYER = "base_model.model.transformer.h.0"
+
+
+def adapted() -> Any:
+    """Return a GPT-2 with a LoRA adapter whose weights are not 0."""
+    peft = pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    model = gpt2(transformers)
+    config = peft.LoraConfig(
+        r=2, lora_alpha=8, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"
+    )
+    adapter = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for name, parameter in adapter.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(torch.randn(parameter.shape) / 2)
+    return adapter.eval()
+
+
+@torch.no_grad()
+def test_an_adapter_is_recorded_by_the_names_of_its_modules() -> None:
+    model = adapted()
+    with seen(model) as values:
+        model(**padded())
+    found = comgra.look(model, **padded(), spec=OUTPUTS)
+    for path in (f"{ATTENTION}.lora_A.default", f"{ATTENTION}.lora_B.default", ATTENTION, LAYER):
+        value = found.slot(path).value(0, type="eval")
+        assert np.array_equal(value, values[path][0].numpy()), path
+
+
+@torch.no_grad()
+def test_a_model_whose_adapter_is_zero_is_the_model_without_it() -> None:
+    model = adapted()
+    with model.disable_adapter():
+        expected = model(**padded()).logits
+    change = {"select": "**.lora_B.default", "do": "zero"}
+    found = comgra.look(model, **padded(), spec=OUTPUTS, changes=change)
+    head = "base_model.model.lm_head"
+    assert np.array_equal(found.slot(head).value(0, type="eval"), expected.numpy())
+
+
+def test_an_adapter_generates_with_and_without_changes() -> None:
+    model = adapted()
+    how: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
+    with seen(model) as values:
+        expected = model.generate(**padded(), **how)
+    found = comgra.look(model, **padded(), spec=OUTPUTS, call="generate", **how)
+    assert torch.equal(found.output, expected)
+    assert found.calls["last"].tolist() == [6, 7, 8]
+    are_those_of_hooks(found, values, most=10)
+    with hooked(model.get_submodule(LAYER), lambda x, _: x * -1.0):
+        expected = model.generate(**padded(), **how)
+    change = {"select": LAYER, "do": {"scale": -1.0}}
+    found = comgra.look(model, **padded(), call="generate", changes=change, **how)
+    assert torch.equal(found.output, expected)
+
+
+def test_the_training_of_an_adapter_is_the_same_with_probes_and_checkpoints(tmp_path: Path) -> None:
+    spec = {
+        "nodes": {"all": {"select": "**", "values": True}},
+        "probes": {"eyes": {"samples": {"count": 2}, "schedule": {"every": 1}}},
+        "interventions": {"without": {"of": "eyes", "select": "**.lora_B.default", "do": "zero"}},
+        "checkpoints": {"every": 1},
+    }
+
+    def train(model: Any) -> list[Tensor]:
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        optimizer = torch.optim.SGD(parameters, lr=0.1)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(**padded(), labels=padded()["input_ids"]).loss.backward()
+            optimizer.step()
+        return [p.detach() for p in model.parameters()]
+
+    plain = train(adapted())
+    model = adapted()
+    with comgra.trace(spec, root=tmp_path) as session:
+        traced = train(model)
+    assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
+    run = comgra.open_run(str(session.path))
+    assert not [text for text in run.report["warnings"] if "probe" in text or "checkpoint" in text]
+    again = adapted()
+    found = comgra.look(again, **padded(), weights=run.checkpoint(1), spec=OUTPUTS)
+    last = run.slot(LAYER).value(1)
+    assert np.array_equal(found.slot(LAYER).value(1, type="eval"), last)
+    with torch.no_grad(), again.disable_adapter():  # at the first step, with the weights as made
+        logits = again(**padded()).logits
+    head = "base_model.model.lm_head"
+    value = run.slot(head).value(0, type="intervention:without")
+    assert np.array_equal(value, logits.numpy())
+
+
+def test_an_adapter_is_harvested(tmp_path: Path) -> None:
+    model = adapted()
+    found = comgra.harvest(model, [padded()], tmp_path / "rows", select=[LAYER])
+    with torch.no_grad(), seen(model) as values:
+        model(**padded())
+    assert np.array_equal(found.read(LAYER), values[LAYER][0].flatten(0, 1).numpy())
+
+
+# -- quantised models ---------------------------------------------------------------------------
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+
+
+def int8() -> nn.Module:
+    """Linear layers of torchao, whose weights are tensors of a class of their own."""
+    torchao = pytest.importorskip("torchao.quantization")
+    model = layers()
+    torchao.quantize_(model, torchao.Int8WeightOnlyConfig())
+    return model
+
+
+def dynamic() -> Any:
+    """Linear layers of torch.ao, which are modules of their own."""
+    quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
+    return quantize(layers(), {nn.Linear}, dtype=torch.qint8)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [dynamic, int8])
+def test_quantised_models_are_recorded_and_changed_like_others(make: Any, tmp_path: Path) -> None:
+    model, x = make(), torch.randn(5, 32)
+    with seen(model) as values:
+        expected = model(x)
+    found = comgra.look(model, x, spec=OUTPUTS)
+    for path in ("0", "1", "2"):
+        assert np.array_equal(found.slot(path).value(0, type="eval"), values[path][0].numpy())
+    with hooked(model[1], lambda y, _: y * 2.0):
+        doubled = model(x)
+    change = {"select": "1", "do": {"scale": 2.0}}
+    found = comgra.look(model, x, spec=OUTPUTS, changes=change)
+    assert np.array_equal(found.slot("2").value(0, type="eval"), doubled.numpy())
+    assert not torch.equal(doubled, expected)
+    rows = comgra.harvest(model, [x], tmp_path / "rows", select="0")
+    assert np.array_equal(rows.read("0"), values["0"][0].numpy())
+
+
+@torch.no_grad()
+def test_a_change_of_a_quantised_weight_is_refused() -> None:
+    model, x = int8(), torch.randn(5, 32)
+    change = {"select": "0", "role": "weight", "do": "zero"}
+    with pytest.raises(CallError, match="0, weight"):
+        comgra.look(model, x, changes=change)
