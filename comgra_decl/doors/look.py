@@ -263,6 +263,8 @@ def look(
             stack.enter_context(torch.set_grad_enabled(gradient))
             stack.enter_context(Autocast.now(own.device.type).again())
             batch = first_batch_size(args, named) or 1
+            if call != "forward":
+                batch *= _copies(model, named)
             placed = _placed(content, folder, step, batch=batch, single=call == "forward")
             changed = None
             if specs:
@@ -419,13 +421,11 @@ def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int, sin
         folder: where the run is stored.
         step: the step of the first record.
         batch: the number of samples.
-        single: whether the model is called once rather than by a method, which may repeat samples,
-            as for a beam search.
+        single: whether the model is called once rather than by a method.
     """
     from comgra_decl.spec import load_spec
 
-    count = min(batch, _MOST_SAMPLES) if single else _MOST_SAMPLES
-    samples = {**content["samples"], "count": count}
+    samples = {**content["samples"], "count": min(batch, _MOST_SAMPLES)}
     if content["pictures"]:  # `by` would choose among the samples and reorder them
         own = {"samples": {"count": samples["count"]}, "mode": "as_is"}
         content = {**content, "probes": {_SAMPLES: own}}
@@ -435,6 +435,16 @@ def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int, sin
         schedule |= {"steps": None, "first": step + 1, "every": 1}
     run = {**content["run"], "root": str(folder)}
     return load_spec({**content, "run": run, "schedule": schedule, "samples": samples})
+
+
+def _copies(model: nn.Module, given: Mapping[str, Any]) -> int:
+    """Return how often `generate` of transformers repeats each sample at most, as for beams."""
+    asked: list[Any] = [given.get("generation_config"), getattr(model, "generation_config", None)]
+    times = 1
+    for name in ("num_beams", "num_return_sequences"):
+        values = [given.get(name), *(getattr(config, name, None) for config in asked)]
+        times *= max(1, next((v for v in values if isinstance(v, int)), 1))
+    return times
 
 
 def _copied(model: nn.Module) -> CleanCopy:
