@@ -29,7 +29,7 @@ export PYTHONDONTWRITEBYTECODE :=
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) * 3 // 2 or 1))')
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long test-oldest test-peers test-bridges check lint format bench neutrality scripts docs site clean browser
+.PHONY: help demo test test-long test-oldest test-peers test-bridges test-research check lint format bench neutrality scripts docs site clean browser
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## */  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -58,6 +58,11 @@ test-bridges: $(VENV)/peers/.test $(VENV)/.zoo  ## send runs to other tools and 
 		tests/docs/test_samples.py -m "slow or not slow" $(ARGS)
 	@PYTHONPATH=$(CURDIR)/$(VENV)/zoo $(VENV)/peers/bin/python -m pytest \
 		tests/probing/test_methods.py -k resnet18 $(ARGS)
+
+test-research: $(VENV)/research/.test  ## compare with TransformerLens, nnsight and pyvene on the same weights
+	@$(VENV)/research/bin/python -m benchmarks.transformerlens
+	@$(VENV)/research/bin/python -m pytest tests/benchmarks/test_transformerlens.py \
+		tests/docs/test_coming_from.py $(ARGS)
 
 test-oldest: $(OLDEST)/.test browser  ## run most tests with the oldest supported version of every dependency
 	@CHROMIUM="$$(.ci/chromium)" $(OLDEST)/bin/python -m pytest -n $(WORKERS) \
@@ -122,13 +127,13 @@ $(OLDEST)/.test: $(BIN)/python pyproject.toml .ci/install.py
 	PIP_CONSTRAINT= $(OLDEST)/bin/python .ci/install.py --oldest '.[oldest]'
 	@touch $@
 
-# Sees the packages of the environment through a path file, and has the tools besides. In the
+# These see the packages of the environment through a path file, and have other tools besides. In the
 # environment itself, their dependencies would replace some of ours.
-$(VENV)/peers/.test: $(VENV)/.test
-	$(PYTHON) -m venv --clear $(VENV)/peers
+$(VENV)/peers/.test $(VENV)/research/.test: $(VENV)/%/.test: $(VENV)/.test
+	$(PYTHON) -m venv --clear $(VENV)/$*
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-		> $(VENV)/peers/lib/$$(ls $(VENV)/peers/lib)/site-packages/zz-environment.pth
-	$(VENV)/peers/bin/python -m pip install --quiet --editable '.[peers]'
+		> $(VENV)/$*/lib/$$(ls $(VENV)/$*/lib)/site-packages/zz-environment.pth
+	$(VENV)/$*/bin/python -m pip install --quiet --editable '.[$*]'
 	@touch $@
 
 # Installed next to the environment, not in it: torchvision's wheels are built for torch with CUDA,
