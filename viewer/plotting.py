@@ -414,6 +414,32 @@ class RunPlots:
             found[label] = _by_step(here)
         return found
 
+    def induction(self, *, strongest: int = 8, type: str | None = None) -> hv.Overlay:
+        """Return the induction scores of attention heads by step, as curves: `Run.induction`.
+
+        Args:
+            strongest: the number of heads to draw: those with the highest score at any step.
+            type: type of execution; by default, training.
+
+        Raises:
+            UnknownNameError: the records lack values of attention weights or of tokens.
+            ValueError: `strongest` is less than 1.
+        """
+        if strongest < 1:
+            raise ValueError(f"strongest must be at least 1, got {strongest}")
+        scores = self._run.induction(type=type)["score"]
+        heads = scores.groupby(level=["node", "iteration", "head"], sort=False).max()
+        chosen = heads.sort_values(ascending=False, kind="stable").index[:strongest]
+        several = scores.index.get_level_values("iteration").max() > 0
+        curves = {}
+        for node, iteration, head in chosen:
+            label = f"{node}, head {head}" + (f", iteration {iteration}" if several else "")
+            here = scores.xs((node, iteration, head), level=("node", "iteration", "head"))
+            curves[label] = pd.DataFrame(
+                {"step": here.index, "score": here.to_numpy(), "error": np.nan}
+            )
+        return banded(curves, "score", "induction")
+
     def cloud(
         self,
         node: str,

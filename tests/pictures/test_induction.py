@@ -14,6 +14,8 @@ from torch.nn import functional as F
 import comgra_decl as comgra
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.pictures.units import induction
+from comgra_decl.query import Run
+from comgra_decl.viewer.plotting import plotted, save
 from tests.probing.attention import HEADS, TOKENS, Language
 
 Array = NDArray[np.floating]
@@ -63,7 +65,13 @@ def by_loops(weights: Array, tokens: NDArray[np.int64]) -> list[float]:
     return found
 
 
-def test_scores_of_recorded_attention_at_each_step(tmp_path: Path) -> None:
+def batches() -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    return [torch.randint(TOKENS, (4, 9)) for _ in range(3)]
+
+
+@pytest.fixture(scope="module")
+def attended(tmp_path_factory: pytest.TempPathFactory) -> Run:
     torch.manual_seed(0)
     model = Language()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -77,27 +85,46 @@ def test_scores_of_recorded_attention_at_each_step(tmp_path: Path) -> None:
         },
         "samples": {"count": 3},
     }
-    batches = [torch.randint(TOKENS, (4, 9)) for _ in range(3)]
-    with comgra.trace(spec, root=tmp_path) as session:
-        for tokens in batches:
+    with comgra.trace(spec, root=tmp_path_factory.mktemp("runs")) as session:
+        for tokens in batches():
             optimizer.zero_grad()
             logits = model(tokens)
             F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
             optimizer.step()
     assert session.path is not None
-    run = comgra.open_run(session.path)
+    return comgra.open_run(session.path)
+
+
+def test_scores_of_recorded_attention_at_each_step(attended: Run) -> None:
+    run = attended
     table = run.induction()
     assert table.index.names == ["step", "node", "iteration", "head"]
     nodes = table.index.unique("node").tolist()
     assert len(table) == 3 * 2 * HEADS
     assert len(nodes) == 2
-    for step, tokens in enumerate(batches):
+    for step, tokens in enumerate(batches()):
         for node in nodes:
             weights = run.slot(node, role="attention (recomputed)").value(step)
             wanted = by_loops(weights, tokens[:3].numpy())
             found = table.loc[(step, node), "score"]
             np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert run.induction(1).equals(table.loc[[1]])
+
+
+def test_the_heads_with_the_highest_scores_are_curves_by_step(
+    attended: Run, tmp_path: Path
+) -> None:
+    plot = plotted(attended).induction(strongest=3)
+    by_head = attended.induction()["score"].droplevel("iteration").unstack("step")
+    highest = by_head.max(axis=1).sort_values(ascending=False).index[:3]
+    curves = [*plot]
+    assert [curve.label for curve in curves] == [f"{node}, head {head}" for node, head in highest]
+    for curve, head in zip(curves, highest, strict=True):
+        np.testing.assert_array_equal(curve["step"], attended.steps)
+        np.testing.assert_array_equal(curve["score"], by_head.loc[head])
+    assert save(plot, tmp_path / "scores.svg").stat().st_size
+    with pytest.raises(ValueError, match="strongest must be at least 1, got 0"):
+        plotted(attended).induction(strongest=0)
 
 
 def test_a_run_without_attention_says_what_to_record(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ class View(StrEnum):
     CLOUD = "cloud"
     PICTURE = "picture"
     EFFECTS = "effects"
+    INDUCTION = "induction"
     DISTRIBUTIONS = "distributions"
     RUNS_KPI = "runs-kpi"
     RUNS_SERIES = "runs-series"
