@@ -35,6 +35,19 @@ def verdicts(results: Results) -> list[Verdict]:
     ]
 
 
+def sweep_verdict(ratio: float) -> Verdict:
+    """Compare the time of a sweep with its target.
+
+    Args:
+        ratio: the time of a sweep, in that of equally many forward passes at the same batch sizes.
+    """
+    target = f"a sweep takes at most {_SWEEP:g} times its forward passes"
+    return Verdict(target, f"{ratio:.3f}", ratio <= _SWEEP)
+
+
+_SWEEP = 1.3
+
+
 def _at_most(results: Results, net: str, tool: str, *, limit: float, column: str) -> Verdict:
     span = ", store included" if column == "stored" else ""
     text = f"{net}: {tool} <= {limit:g}{span}"

@@ -56,7 +56,7 @@ class Subject:
 
 
 def subjects() -> dict[str, Subject]:
-    """Return a GPT-2 and a Llama with weights of their own initialisation."""
+    """Return a GPT-2 and a Llama with random weights."""
     import transformers
 
     of: Any = transformers  # which makes its names when they are used

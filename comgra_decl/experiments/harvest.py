@@ -592,7 +592,11 @@ class _Writer:
         for node, array in self._arrays.items():
             whole = np.concatenate(self._held[node])
             self._held[node] = [whole[rows:]]
-            self._writing.append(array[begin:end].write(whole[:rows]))
+            # Nothing writes to `whole`, so that it need not be copied once more.
+            write = array[begin:end].write(
+                whole[:rows], can_reference_source_data_indefinitely=True
+            )
+            self._writing.append(write)
         self._begun = end
 
     def _settle(self) -> None:
@@ -636,12 +640,13 @@ def _numpy(dtype: str) -> np.dtype[Any]:
 
 
 def _array_of(value: torch.Tensor, dtype: str) -> NDArray[Any]:
+    """Return the values as an array, which may share the memory of `value`."""
     import torch
 
     value = value.to("cpu", getattr(torch, dtype)).contiguous()
     if dtype == "bfloat16":
-        return value.view(torch.int16).numpy().view(_numpy(dtype)).copy()
-    return value.numpy().copy()  # the model may write to its output later
+        return value.view(torch.int16).numpy().view(_numpy(dtype))
+    return value.numpy()
 
 
 # -- arrays ------------------------------------------------------------------------------------
