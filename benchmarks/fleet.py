@@ -29,7 +29,7 @@ from benchmarks.store.data import Size, batches, meta
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
-GROUPS, RANKS = (50, 200, 1_000), (1, 4, 16, 64)
+GROUPS, RANKS = (50, 200, 1_000), (4, 8, 16, 32, 64)
 _MORE_RUNS, _MORE_RANKS = (10_000, 100_000), (1_024, 16_384)
 _OF_GROUP, _OF_RANK = Size(64, 20, commit=64), Size(256, 200, commit=16)
 _MARK = "/comgra-mark-"
@@ -201,12 +201,14 @@ def tables(found: dict[str, Any]) -> str:
         f"A group of runs with {_OF_GROUP.records} records of {_OF_GROUP.slots} tensors:",
         "",
     ]
-    lines += _table("runs", found["groups"])
+    lines += [*_table("runs", found["groups"]), "", *_fits("runs", found["groups"], _MORE_RUNS)]
     lines += [
         "",
         f"One run of several ranks, {_OF_RANK.records} records of {_OF_RANK.slots} tensors:",
+        "",
     ]
-    return "\n".join([*lines, "", *_table("ranks", found["ranks"])])
+    lines += [*_table("ranks", found["ranks"]), "", *_fits("ranks", found["ranks"], _MORE_RANKS)]
+    return "\n".join(lines)
 
 
 def _table(kind: str, rows: list[dict[str, Any]]) -> list[str]:
