@@ -446,6 +446,10 @@ the first model call: a dict with "input" (its role), "rows", and "codes", which
 codes appear in ascending order of their first use, for each column in which they all do (see
 `hooks.tensors.arrangement`)."""
 
+MESH = "mesh"
+"""Document stored with the first record of a rank whose job has a device mesh: its coordinate by
+dimension, such as {"dp": 0, "tp": 3}."""
+
 PERTURBATIONS = "perturbations"
 """Document stored after the last record: for each small trained model, what experiments with a copy
 of it showed. Each is a dict with "model", "step" (of the copy) and "batch" (the number of samples

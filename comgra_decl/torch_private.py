@@ -158,6 +158,7 @@ ATTRIBUTES = {
     "_torchdynamo_orig_backend": "the same, 2.13",
     "_FrameAction": "torch._C._dynamo.eval_frame",
     "_FrameExecStrategy": "torch._C._dynamo.eval_frame",
+    "dtensor_spec": "gradient functions of DTensor.to_local",
     "_prepare_profiler": "torch.autograd.profiler",
     "_enable_profiler": "torch.autograd.profiler",
     "_orig_mod": "modules compiled with torch.compile",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pandas as pd
 
 from comgra_decl.errors import DamagedRunError
-from comgra_decl.records import ENDED
+from comgra_decl.records import ENDED, MESH
 from comgra_decl.store.checks import NotedChecks, noted_checks
 from comgra_decl.store.location import Location, Where, location
 
@@ -81,6 +81,29 @@ class RunFacts:
         if isinstance(reader, JoinedReader):
             return list(reader.readers)
         return [(reader.meta.facts.get("ranks") or {"rank": self._rank or 0})["rank"]]
+
+    @property
+    def coordinates(self) -> pd.DataFrame:
+        """The coordinates of each rank in the device mesh of the training job.
+
+                  dp  tp
+            rank
+            0      0   0
+            1      0   1
+            2      1   0
+
+        One row per recorded rank, with int64 coordinates; <NA> for a rank that has not stored
+        them. No columns if the job has no mesh with names; see docs/ranks.md.
+        """
+        reader, ranks = self._reader, self.ranks
+        if isinstance(reader, JoinedReader):
+            known = reader.coordinates
+        else:
+            own = reader.view.document(MESH)
+            known = {} if own is None else {ranks[0]: own}
+        names = dict.fromkeys(name for own in known.values() for name in own)
+        columns = {name: [known.get(rank, {}).get(name) for rank in ranks] for name in names}
+        return pd.DataFrame(columns, index=pd.Index(ranks, name="rank"), dtype="Int64")
 
     @property
     def missing_ranks(self) -> list[int]:

@@ -10,7 +10,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
-from comgra_decl.records import SlotInfo, SlotKey
+from comgra_decl.records import MESH, SlotInfo, SlotKey
 from comgra_decl.store import levels
 from comgra_decl.store.parts import Part
 
@@ -18,6 +18,7 @@ from . import distributions, statistics
 from . import preview as previews
 from .display import from_viewer
 from .preview import Preview
+from .ranks.view import JoinedView
 from .snapshot import Snapshot
 
 
@@ -84,6 +85,19 @@ class Slot:
     def batch_dim(self) -> int | None:
         """The batch dimension; None if the tensor has none."""
         return self._info.batch_dim
+
+    @property
+    def coordinates(self) -> dict[str, list[int]]:
+        """Where in a device mesh the tensor lives: coordinates by dimension, such as {"pp": [1]}.
+
+        These are the coordinates of the recorded ranks that have it; empty if the training job has
+        no mesh with names. See also `Run.coordinates`.
+        """
+        view = self._snapshot.view
+        if isinstance(view, JoinedView):
+            return view.coordinates(self._info.id)
+        own: dict[str, int] = view.document(MESH) or {}
+        return {name: [at] for name, at in own.items()}
 
     @property
     def grad(self) -> Slot:

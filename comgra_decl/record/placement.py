@@ -9,8 +9,10 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
-from comgra_decl.errors import ComgraError, StoreError
+from comgra_decl.errors import ComgraError, SpecError, StoreError
+from comgra_decl.record.mesh import recorded_ranks, waits_for_mesh
 from comgra_decl.record.ranks import Rank, agreed_folder, rank_folder, restarted_folder
 
 if TYPE_CHECKING:
@@ -126,7 +128,8 @@ def _place_in_bucket(group: Remote, run: RunSpec, rank: Rank | None, *, late: bo
         place = group / name
         found = place_of_rank(place, run, rank)
         if found.leads:
-            free = not database_exists(place) and Objects(place).claim(SPEC_FILE, b"# claimed\n")
+            claim = f"# claimed by {uuid4().hex}\n".encode()
+            free = not database_exists(place) and Objects(place).claim(SPEC_FILE, claim)
         else:
             free = not database_exists(found.path)
         if free:
@@ -134,6 +137,23 @@ def _place_in_bucket(group: Remote, run: RunSpec, rank: Rank | None, *, late: bo
         if rank is not None:
             raise StoreError(f"{place} already contains a run; choose another run.name")
     raise AssertionError("numbers do not run out")
+
+
+def demand_mesh(run: RunSpec, context: RunContext) -> None:
+    """Check that the mesh is declared if the recorded ranks must be known when tracing begins.
+
+    Raises:
+        SpecError: it is not.
+    """
+    if waits_for_mesh(run) and (
+        run.resume is not False or not isinstance(run_group(run, context), Path)
+    ):
+        where = "to resume a run" if run.resume is not False else "in a bucket"
+        problem = (
+            f"run.ranks: {where}, the recorded ranks must be known when tracing begins, so "
+            "`one_per` needs the mesh, such as run.mesh={dp: 2, tp: 4}"
+        )
+        raise SpecError([problem])
 
 
 def _wanted_name(run: RunSpec) -> str:
@@ -144,7 +164,7 @@ def place_of_rank(folder: Location, run: RunSpec, rank: Rank | None) -> Place:
     """Return a rank's place in a run's folder."""
     if rank is None:
         return Place(folder, folder)
-    recorded = run.recorded(rank.world_size) or [rank.number]
+    recorded = recorded_ranks(run, rank.world_size) or [rank.number]
     own = rank_folder(folder, rank.number, recorded)
     return Place(folder, own, rank, tuple(recorded))
 

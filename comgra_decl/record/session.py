@@ -18,7 +18,15 @@ import numpy as np
 from comgra_decl.errors import NoMemoryError, RunGoneError
 from comgra_decl.record.memory_guard import LEFT, Room, demand
 from comgra_decl.record.secrets import stored_spec, without_login
-from comgra_decl.records import AUTOMATIC, PERTURBATIONS, Note, RawStep, ScalarBatch, StepBatch
+from comgra_decl.records import (
+    AUTOMATIC,
+    MESH,
+    PERTURBATIONS,
+    Note,
+    RawStep,
+    ScalarBatch,
+    StepBatch,
+)
 
 if TYPE_CHECKING:
     from comgra_decl.hooks import HookManager
@@ -90,6 +98,7 @@ class Session:
         self._past: Past | None = None  # the content of the resumed run
         self._sinks: list[LiveSink] = []
         self._gradient: GradientNorm | None = None  # if all gradients are recorded
+        self._unplaced = True  # whether the place in a mesh has to be stored with the next record
         self._tokens: list[str] | None = None  # of a tokenizer, stored with the first record
         self._late_facts: dict[str, Any] | None = None  # of a rank, stored with the next record
         self._late_documents: dict[str, Any] = {}  # known only after the last record
@@ -102,7 +111,8 @@ class Session:
 
         Raises:
             StoreError: the folder cannot be created, or there is not enough memory.
-            SpecError: the file with the tokens is unreadable.
+            SpecError: the file with the tokens is unreadable, or the declared mesh is not that of
+                the job.
         """
         if not self._spec.enabled or self._hooks is not None:
             return
@@ -273,14 +283,27 @@ class Session:
     # -- location and writer -------------------------------------------------------------------
 
     def _rank(self) -> Rank | None:
-        """Return the rank of this process; None if it trains alone or the rank is not known yet."""
+        """Return the rank of this process; None if it trains alone or the rank is not known yet.
+
+        If the recorded ranks depend on a mesh that the program creates, no rank is known before the
+        first record.
+        """
+        from comgra_decl.record.mesh import waits_for_mesh
+        from comgra_decl.record.placement import demand_mesh
         from comgra_decl.record.ranks import current_rank
 
-        return current_rank()
+        rank, run = current_rank(), self._spec.run
+        if rank is None or self._settled or not waits_for_mesh(run):
+            return rank
+        demand_mesh(run, self._context)
+        return None
 
     def _records(self, rank: Rank | None) -> bool:
         """Return whether the spec selects this rank for recording."""
-        if rank is None or rank.number in self._spec.run.recorded(rank.world_size):
+        from comgra_decl.record.mesh import recorded_ranks
+
+        run = self._spec.run
+        if rank is None or rank.number in recorded_ranks(run, rank.world_size):
             return True
         _log.info("rank %d of %d is not recorded (run.ranks)", rank.number, rank.world_size)
         return False
@@ -394,6 +417,9 @@ class Session:
             self._settle()
         if self._late_facts is not None:
             raw.documents["ranks"], self._late_facts = self._late_facts, None
+        if self._unplaced:
+            self._unplaced = False
+            raw.documents |= self._coordinates()
         if self._tokens is not None:
             raw.documents["tokens"], self._tokens = self._tokens, None
         if self._writer is not None:
@@ -425,6 +451,15 @@ class Session:
                 self._turn_out_as(rank, place)
         except Exception as error:  # noqa: BLE001  (this process continues as a separate run)
             _log.error("the ranks of this job could not be joined into one run", exc_info=error)
+
+    def _coordinates(self) -> dict[str, Any]:
+        """Return the document with the coordinates of this rank in a mesh; empty without one."""
+        from comgra_decl.record.mesh import coordinates_of
+
+        if self._place is None or self._place.rank is None:
+            return {}
+        found = coordinates_of(self._spec.run, self._place.rank)
+        return {} if found is None else {MESH: found}
 
     def _turn_out_as(self, rank: Rank, place: Place) -> None:
         """Join the run of all ranks as one of them, before anything has been recorded."""

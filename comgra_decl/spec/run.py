@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from comgra_decl.bins import Spacing
+from comgra_decl.errors import did_you_mean
 from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]")
@@ -47,6 +48,20 @@ FolderName = Annotated[str, AfterValidator(checked_folder_name), BeforeValidator
 
 
 RankNumber = Annotated[Int, Field(ge=0)]
+Dimension = Annotated[str, Field(min_length=1)]
+
+
+class OnePerSpec(SpecModel):
+    """Record one rank of each group of a device mesh."""
+
+    one_per: Dimension | Annotated[list[Dimension], Field(min_length=1)]
+    """Dimensions of the mesh. Of the ranks that differ only in their coordinates along these
+    dimensions, the first one is recorded."""
+
+    @property
+    def names(self) -> list[str]:
+        """The dimensions as a list."""
+        return [self.one_per] if isinstance(self.one_per, str) else self.one_per
 
 
 class RunSpec(SpecModel):
@@ -64,9 +79,20 @@ class RunSpec(SpecModel):
     """Name of the run's own folder; null for the start time. If the folder exists, a number is
     appended."""
 
-    ranks: Literal["all"] | RankNumber | Annotated[list[RankNumber], Field(min_length=1)] = "all"
-    """Which processes of a distributed training job to record, each to its own database: `all`, one
-    rank, or a list such as `[0, 3]`."""
+    ranks: (
+        Literal["all", "first"]
+        | RankNumber
+        | Annotated[list[RankNumber], Field(min_length=1)]
+        | OnePerSpec
+    ) = "all"
+    """Which processes of a distributed training job to record, each to its own database: `all`,
+    `first`, one rank, a list such as `[0, 3]`, or one of each group of a device mesh, such as
+    `{one_per: tp}` (see docs/ranks.md)."""
+
+    mesh: Annotated[dict[Dimension, Annotated[Int, Field(ge=1)]], Field(min_length=1)] | None = None
+    """Names and sizes of the dimensions of the device mesh, such as `{dp: 2, tp: 4}`, in the order
+    of `torch.distributed.init_device_mesh`. If null, the mesh that the program creates is used from
+    the first record on."""
 
     resume: Bool | Annotated[str, Field(min_length=1)] = False
     """An existing run to continue, after a crash or from a checkpoint: its folder or URL, or `true`
@@ -78,12 +104,16 @@ class RunSpec(SpecModel):
     variants do. With other optimizers, the first step gets the number after the last recorded one.
     New steps replace recorded steps with the same numbers."""
 
-    def recorded(self, world_size: int) -> list[int]:
-        """Return the recorded ranks out of `world_size`, in ascending order."""
-        if self.ranks == "all":
-            return list(range(world_size))
-        wanted = [self.ranks] if isinstance(self.ranks, int) else self.ranks
-        return sorted({rank for rank in wanted if rank < world_size})
+    @model_validator(mode="after")
+    def _mesh_has_the_dimensions(self) -> RunSpec:
+        if isinstance(self.ranks, OnePerSpec) and self.mesh is not None:
+            for name in self.ranks.names:
+                if name not in self.mesh:
+                    hint = did_you_mean(name, self.mesh)
+                    raise ValueError(
+                        f"ranks: the mesh ({', '.join(self.mesh)}) has no dimension {name!r}{hint}"
+                    )
+        return self
 
 
 class HistogramSpec(SpecModel):

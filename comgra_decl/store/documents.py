@@ -231,6 +231,7 @@ _FORMS: Mapping[str, Form] = {
         }
     ],
     "ranks": {"rank": int, "world_size?": int, "recorded": [int], "run?": str},
+    "mesh": {str: int},
     "keep": {"steps?": [list], "unseen?": [list]},
     "links": {str: {str: str}},
     "tokens": [str],

@@ -27,6 +27,9 @@ TRANSIENT = ("RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED"
 RETRIES = {"max_retries": 5, "initial_delay": "500ms", "max_delay": "4s"}
 """TensorStore's retries per request. A bucket counts as unreachable after about ten seconds."""
 
+AT_ONCE = 64
+"""Maximum number of requests in flight, and of ranks that are read together."""
+
 INTERVAL = 10.0
 """Minimum seconds between commits to a bucket. Each commit takes two or more requests and one
 object."""
@@ -104,6 +107,7 @@ def resources() -> dict[str, Any]:
     """
     drivers = [driver for driver in DRIVERS.values() if _has(driver)]
     found: dict[str, Any] = {f"{driver}_request_retries": RETRIES for driver in drivers}
+    found |= {f"{driver}_request_concurrency": {"limit": AT_ONCE} for driver in drivers}
     if os.environ.get("AWS_ACCESS_KEY_ID") and _knows(_FROM_ENVIRONMENT):
         found["aws_credentials"] = {"type": _FROM_ENVIRONMENT}
     return found
@@ -164,17 +168,22 @@ class Objects:
             self._kv.write(name, content).result()
 
     def claim(self, name: str, content: bytes) -> bool:
-        """Create an object unless it exists. Return whether it was created."""
+        """Create an object unless it exists. Return whether it was created.
+
+        The content must differ from that of others who claim the same name: if the answer to the
+        request is lost, it tells who has created the object.
+        """
         with self._converted_errors():
             found = self._kv.read(name).result()
             if found.state == "value":
                 return False
             stamp = self._kv.write(name, content, if_equal=found.stamp.generation).result()
-        if stamp.generation:
-            return True
-        if self.exists(name):  # another process has created it
-            return False
-        raise self._no_bucket()
+            if stamp.generation:
+                return True
+            there = self._kv.read(name).result()
+        if there.state != "value":
+            raise self._no_bucket()
+        return bool(there.value == content)
 
     def try_writing(self) -> None:
         """Write and remove a test object. Raises StoreError if that fails.

@@ -35,9 +35,15 @@ def slot(
     role: str = "output",
     pass_: str = "forward",
     piece: Piece | None = None,
+    shape: tuple[int, ...] = (4, 3),
 ) -> SlotInfo:
     key = SlotKey("n", role, 0, pass_)
-    return SlotInfo(0, key, kind, "float32", (4, 3), batch_dim, "", piece=piece)
+    return SlotInfo(0, key, kind, "float32", shape, batch_dim, "", piece=piece)
+
+
+def shard(start: int, size: int, whole: int) -> SlotInfo:
+    """A part of a parameter [whole]."""
+    return slot(None, kind="parameter", piece=Piece((start,), (size,)), shape=(whole,))
 
 
 def stored(samples: list[NDArray[np.float64]]) -> dict[str, float]:
@@ -90,9 +96,8 @@ def test_parts_of_a_tensor_have_the_statistics_of_the_whole(
     parts: list[NDArray[np.float64]], twice: bool
 ) -> None:
     """Ranks that hold the same part, as with replicated shards, count once."""
-    slots: list[SlotInfo | None] = [
-        slot(None, kind="parameter", piece=Piece((3 * i,), (3,))) for i in range(len(parts))
-    ]
+    count = len(parts)
+    slots: list[SlotInfo | None] = [shard(3 * i, 3, 3 * count) for i in range(count)]
     tables = [stored([part]) for part in parts]
     if twice:
         slots, tables = [*slots, slots[0]], [*tables, tables[0]]
@@ -107,8 +112,7 @@ def test_parts_of_a_tensor_have_the_statistics_of_the_whole(
 
 def test_what_parts_do_not_determine_is_missing() -> None:
     tables = [{**stored([np.ones(3)]), "q50.mean": 1.0, "q50.std": 0.0, "q50.abs_max": 1.0}] * 2
-    slots = [slot(None, kind="parameter", piece=Piece((3 * i,), (3,))) for i in range(2)]
-    found = joined([*tables], [*slots])
+    found = joined([*tables], [shard(0, 3, 6), shard(3, 3, 6)])
     assert np.isnan(found["q50.mean"])
     assert found["mean.mean"] == 1.0
 
@@ -116,12 +120,16 @@ def test_what_parts_do_not_determine_is_missing() -> None:
 def test_a_rank_with_an_empty_part_changes_nothing() -> None:
     empty = dict.fromkeys(stored([np.ones(3)]), np.nan)
     empty |= {"rows": 1.0, "l2.mean": 0.0, "nonfinite.mean": 0.0}
-    slots = [
-        slot(None, kind="parameter", piece=Piece((0,), (3,))),
-        slot(None, kind="parameter", piece=Piece((3,), (0,))),
-    ]
     part = stored([np.array([1.0, -2.0, 0.0])])
+    slots = [shard(0, 3, 3), shard(3, 0, 3)]
     assert joined([part, empty], [*slots]) == pytest.approx(part, rel=1e-6)
+
+
+def test_without_one_of_its_parts_a_tensor_has_no_statistics() -> None:
+    """The rank of the other part is not recorded."""
+    part = stored([np.array([1.0, -2.0, 0.0])])
+    found = joined([part, part], [shard(0, 3, 6), shard(0, 3, 6)])
+    assert np.isnan([value for name, value in found.items() if name != "rows"]).all()
 
 
 def test_a_rank_without_the_slot_is_left_out() -> None:

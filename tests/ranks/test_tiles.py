@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -79,3 +80,31 @@ def test_damage_in_one_rank_is_missing_in_the_tiles_and_named(
     for node in whole.nodes:  # as where the tensors are read one by one
         series = whole.slot(node).series("mean")
         np.testing.assert_array_equal(heat[node].to_numpy()[:, 0], series.to_numpy())
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles of 64 ranks have fewer records than those of 4, and as many numbers."""
+    monkeypatch.setattr(joined_view, "_READ", 1 << 17)
+    monkeypatch.setattr(joined_view, "_JOINED", 1 << 15)
+    batch = Truth(meta=meta_of(bins=None, sample_count=0)).batch(2048, range(16))
+    peaks = {}
+    for ranks in (4, 64):
+        folder = tmp_path / f"of {ranks}"
+        for rank in range(ranks):
+            facts = {"run": "x", "world_size": ranks, "recorded": [*range(ranks)], "rank": rank}
+            meta = meta_of(started=1.0, facts={"ranks": facts}, bins=None, sample_count=0)
+            writer = RunWriter.create(folder / "ranks" / str(rank) if rank else folder, meta)
+            writer.commit([batch])
+            writer.close()
+        run = open_run(folder)
+        assert len(run.steps) == 2048
+        tracemalloc.start()
+        try:
+            assert run.heat("std").shape == (2048, 16)
+            peaks[ranks] = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert peaks[64] <= 1.5 * peaks[4], peaks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,14 +12,26 @@ from comgra_decl.records import Piece
 _CLASS_PREFIX = "FSDP"
 
 
-def piece_of(tensor: torch.Tensor) -> Piece | None:
+class Shard(NamedTuple):
+    """The part of a tensor that this process holds, and the shape of the whole tensor."""
+
+    piece: Piece
+    whole: tuple[int, ...]
+
+
+def shard_of(tensor: torch.Tensor) -> Shard | None:
     """Return the local part of a distributed tensor; None for any other tensor.
 
-    A tensor has no parts if it is replicated in every process, or if its copies must be summed
-    (`Partial`).
+    A plain tensor that `DTensor.to_local` has just returned is a local part as well, which its
+    gradient function tells. Tensor-parallel modules return such tensors. A tensor has no parts if
+    it is replicated in every process, or if its copies must be summed (`Partial`).
     """
     placements: Any = getattr(tensor, "placements", None)
-    if placements is None or not hasattr(tensor, "to_local"):
+    if placements is not None and hasattr(tensor, "to_local"):
+        shape, mesh = tensor.shape, tensor.device_mesh  # type: ignore[attr-defined]
+    elif (told := getattr(tensor.grad_fn, "dtensor_spec", None)) is not None:
+        shape, mesh, placements = told.shape, told.mesh, told.placements
+    else:
         return None
     if not any(placement.is_shard() for placement in placements):
         return None
@@ -27,13 +39,9 @@ def piece_of(tensor: torch.Tensor) -> Piece | None:
         return None
     from comgra_decl.torch_private import place_of_shard
 
-    found: Any = place_of_shard(
-        tensor.shape,
-        tensor.device_mesh,  # type: ignore[attr-defined]
-        placements,
-    )
-    shape, offset = found
-    return Piece(tuple(map(int, offset)), tuple(map(int, shape)))
+    found: Any = place_of_shard(shape, mesh, placements)
+    extent, offset = found
+    return Shard(Piece(tuple(map(int, offset)), tuple(map(int, extent))), tuple(map(int, shape)))
 
 
 def class_of(module: torch.nn.Module) -> type[torch.nn.Module]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from comgra_decl.hooks.tensors.shards import piece_of
+from comgra_decl.hooks.tensors.shards import shard_of
 from comgra_decl.records import SlotInfo, SlotKey
 from comgra_decl.stats import dtype_name
 
@@ -15,9 +15,6 @@ if TYPE_CHECKING:
 
     from comgra_decl.records import Piece
     from comgra_decl.spec.images import ImageSpec
-
-_WHOLE = (torch.Tensor, torch.nn.Parameter)
-"""Tensor types without further structure, such as shards."""
 
 
 class Slot:
@@ -86,7 +83,16 @@ class Slot:
         self.shape = tuple(tensor.shape)
         self.dtype = dtype_name(tensor)
         self.batch_dim = batch_dim
-        self.piece = None if type(tensor) in _WHOLE else piece_of(tensor)
+        shard = shard_of(tensor)
+        forward = self.forward
+        if shard is not None:
+            self.piece, self.shape = shard
+        elif (
+            forward is not None and forward.piece is not None and forward.piece.shape == self.shape
+        ):
+            self.piece, self.shape = forward.piece, forward.shape  # the gradient of a part
+        else:
+            self.piece = None
 
     def take_form_of(self, other: Slot) -> None:
         """Copy the shape and dtype of the slot to which a tensor was initially assigned."""

@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from comgra_decl.records import SlotInfo, SlotKey
 
+from .joining import TOLERANCE
+
 if TYPE_CHECKING:
     import pandas as pd
-
-_TOLERANCE = 1e-5
-"""Relative difference between sums over identical tensors that rounding alone cannot cause."""
 
 
 class Difference(NamedTuple):
@@ -68,7 +67,7 @@ def unequal(rows: NDArray[np.float32], columns: Sequence[str]) -> Iterator[tuple
             spread = np.abs(mine - mine[0]) / max(float(scale[place]), np.finfo(np.float32).tiny)
         same = (mine == mine[0]) | (np.isnan(mine) & np.isnan(mine[0]))
         size = float(np.where(same, 0.0, np.nan_to_num(spread, nan=np.inf)).max())
-        if size > _TOLERANCE:
+        if size > TOLERANCE:
             yield place, size
 
 

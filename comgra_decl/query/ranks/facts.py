@@ -17,7 +17,7 @@ from comgra_decl.store.scalars import LOST, ROW
 from comgra_decl.store.view import View
 
 from .differences import Difference, differences_warning
-from .joining import Joint, join_histograms
+from .joining import Joint, Ranks, agreed, join_histograms
 from .readings import Lost, Reading
 
 if TYPE_CHECKING:
@@ -189,20 +189,28 @@ def _about(finding: dict[str, Any]) -> tuple[str, str | None]:
 
 
 def join_samples(
-    tables: Reading, joints: NDArray[np.int64], whole: NDArray[np.float32] | None
+    tables: Reading, ranks: Ranks, names: Sequence[str], whole: NDArray[np.float32] | None
 ) -> NDArray[np.float32]:
-    """Concatenate the samples of the ranks: [..., slots, ranks * samples, statistics].
+    """Concatenate the samples of all batches: [..., slots, batches * samples, statistics].
 
     A tensor that is copied to all ranks or split across them has only sample 0, which is the tensor
     itself.
 
     Args:
         tables: [ranks, ..., slots, samples, statistics].
-        joints: how the slots are joined.
+        ranks: how the slots are joined.
+        names: names of the statistics.
         whole: statistics [..., slots, statistics] of tensors split across the ranks.
     """
-    joined: NDArray[np.float32] = np.concatenate(tables.data, axis=-2)
-    alike = joints != Joint.SAMPLES
+    joints = ranks.joints
+    parts = joints == Joint.PARTS
+    each: NDArray[np.float32] = tables.data
+    if parts.any() or len(ranks.batches) < len(each):
+        each = np.asarray(agreed(tables.data, ranks.batches), np.float32)
+        if parts.any():
+            each[..., parts, :, :] = ranks.of_samples(tables.data, names)[..., parts, :, :]
+    joined: NDArray[np.float32] = np.concatenate(each, axis=-2)
+    alike = (joints == Joint.COPIES) | (joints == Joint.PIECES)
     if alike.any():
         joined[..., alike, 1:, :] = np.nan
         first = tables[..., 0, :]  # [ranks, ..., slots, statistics]
@@ -244,14 +252,14 @@ def join_extra(parts: Sequence[dict[str, Any]], count: int) -> dict[str, Any]:
 
 
 def join_counts(
-    tables: Reading, statistics: Reading, joints: NDArray[np.int64], spacing: Spacing
+    tables: Reading, statistics: Reading, ranks: Ranks, spacing: Spacing
 ) -> tuple[NDArray[np.int64], Lost]:
     """Add histograms [..., slots, bins]; for copies, take those of the first rank that has any.
 
     Args:
         tables: counts [ranks, ..., slots, bins].
         statistics: [ranks, ..., slots, columns], whose last two columns are the ranges.
-        joints: how the slots are joined.
+        ranks: how the slots are joined.
         spacing: how the bins lie between the ends of a histogram.
 
     Returns:
@@ -260,6 +268,8 @@ def join_counts(
     """
     counts = tables.data.astype(np.int64)
     low, high = (statistics.data[..., at].astype(np.float64) for at in (-2, -1))
+    joints = ranks.joints
+    counts[np.broadcast_to(_repeated(counts, ranks), counts.shape[:-1])] = 0
     there = (counts.sum(-1) > 0).argmax(0)
     single = np.take_along_axis(counts, there[None, ..., None], 0)[0]
     copies = joints == Joint.COPIES
@@ -273,6 +283,26 @@ def join_counts(
     return joined, missing
 
 
+def _repeated(counts: NDArray[np.int64], ranks: Ranks) -> NDArray[np.bool_]:
+    """Return the histograms [ranks, ..., slots] that do not count: of repeated parts and samples.
+
+    If the samples of the same batch have different histograms, none of them counts.
+    """
+    divided = np.isin(ranks.joints, (Joint.PIECES, Joint.PARTS))
+    inner = (1,) * (counts.ndim - 3)
+    known = ((ranks.elements == 0) & divided).reshape(len(counts), *inner, -1)
+    left_out: NDArray[np.bool_] = np.broadcast_to(known, counts.shape[:-1]).copy()
+    samples = ranks.joints == Joint.SAMPLES
+    for members in (list(each) for each in ranks.batches if len(each) > 1):
+        own = counts[members]
+        there = own.any(-1)
+        first = np.take_along_axis(own, there.argmax(0)[None, ..., None], 0)
+        same = ((own == first).all(-1) | ~there).all(0)
+        keep = same & (np.arange(len(members)).reshape(-1, *(1,) * same.ndim) == there.argmax(0))
+        left_out[members] |= ~keep & samples
+    return left_out
+
+
 def assemble(
     shape: tuple[int, ...],
     slots: Sequence[SlotInfo | None],
@@ -283,20 +313,24 @@ def assemble(
     Args:
         shape: shape of the whole tensor.
         slots: each rank's slot, which describes its part.
-        parts: each rank's part, [1, *shape of the part].
+        parts: each rank's part, [samples, *shape of the part without the batch dim]; one sample if
+            there is no batch dim.
 
     Returns:
-        [1, *shape].
+        [samples, *shape without the batch dim].
     """
-    kinds = [part.dtype for part in parts if part is not None]
-    whole = np.zeros((1, *shape), kinds[0])
+    there = [part for part in parts if part is not None]
+    batch_dim = next(slot.batch_dim for slot in slots if slot is not None)
+    shape = tuple(size for dim, size in enumerate(shape) if dim != batch_dim)
+    whole = np.zeros((len(there[0]), *shape), there[0].dtype)
     filled = np.zeros(shape, bool)
     for slot, part in zip(slots, parts, strict=True):
         if slot is None or slot.piece is None or part is None:
             continue
-        spans = zip(slot.piece.offset, slot.piece.shape, strict=True)
+        spans = list(zip(slot.piece.offset, slot.piece.shape, strict=True))
+        spans = [span for dim, span in enumerate(spans) if dim != batch_dim]
         where = tuple(slice(start, start + extent) for start, extent in spans)
-        whole[0][where], filled[where] = part[0], True
+        whole[:, *where], filled[where] = part, True
     return whole if filled.all() else None
 
 

@@ -19,15 +19,25 @@ A tensor is related to the tensors of other ranks in one of three ways, dependin
   Means and fractions are weighted by e_r. std is computed as above, over elements instead of
   samples. l2 = sqrt(sum(l2_r^2)). Counts are added, and min and max are taken over all parts.
   Statistics that cannot be computed from the parts, such as quantiles and singular values, are
-  missing. Identical parts are counted once.
+  missing. Identical parts are counted once, and without all parts, everything is missing.
+- **parts**: each rank has a part of the activations of its batch, such as the output of a
+  tensor-parallel layer. Means and fractions over the batch, counts of non-finite elements and the
+  largest absolute value are those of the whole. The others, such as the mean of the samples' l2,
+  are missing, but those of individual samples are computed as for pieces.
+
+Ranks may see the same batch: in a device mesh, those that differ only in the coordinates along
+tensor, pipeline or context parallelism. Of their samples, each is counted once. If such ranks
+have different numbers, their tensors are neither known parts nor copies, and the number is missing.
 
 All computation is in float64 from the stored float32 numbers; the result is float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +46,9 @@ from comgra_decl.bins import Spacing, edges_of, fractions_of
 from comgra_decl.records import SlotInfo
 
 from .readings import Lost
+
+TOLERANCE = 1e-5
+"""Relative difference between sums over identical tensors that rounding alone cannot cause."""
 
 Floats = NDArray[np.float64]
 Read = Callable[[str], Floats]
@@ -48,6 +61,7 @@ class Joint(IntEnum):
     SAMPLES = 0
     COPIES = 1
     PIECES = 2
+    PARTS = 3
 
 
 def how_joined(slot: SlotInfo) -> Joint:
@@ -57,6 +71,10 @@ def how_joined(slot: SlotInfo) -> Joint:
     as do buffers of modules. Optimizer state, such as `weight.exp_avg`, is a copy, like its
     parameter.
     """
+    if slot.piece is not None and slot.batch_dim is not None:
+        sizes = zip(slot.piece.shape, slot.shape, strict=True)
+        divided = {dim for dim, (own, whole) in enumerate(sizes) if own != whole}
+        return Joint.PARTS if divided - {slot.batch_dim} else Joint.SAMPLES
     if slot.piece is not None:
         return Joint.PIECES
     if slot.kind == "parameter" and not slot.key.pass_.startswith("grad:"):
@@ -71,12 +89,17 @@ class Ranks:
 
     Args:
         slots: each rank's slots, [ranks][slots]; None where a rank lacks the slot.
+        batches: the ranks that see the same batch, for each batch; None if each sees its own.
     """
 
-    def __init__(self, slots: list[list[SlotInfo | None]]) -> None:
+    def __init__(
+        self, slots: list[list[SlotInfo | None]], batches: Sequence[Sequence[int]] | None = None
+    ) -> None:
         known = [next(s for s in column if s is not None) for column in zip(*slots, strict=True)]
         self.joints = np.array([how_joined(slot) for slot in known], np.int64)
-        self.elements = _elements(slots)
+        self.batches = [[rank] for rank in range(len(slots))] if batches is None else batches
+        self.elements = _elements(slots, self.joints, self.batches)
+        self._sizes = np.array([_count(slot.shape, slot.batch_dim) for slot in known])
 
     def column(
         self, name: str, read: Read, lost: Callable[[str], Lost] = lambda _: None
@@ -110,13 +133,39 @@ class Ranks:
                 return read(column)[..., chosen]
 
             with np.errstate(all="ignore"):
-                joined = formula(name, part, here, self.elements[:, chosen])
+                joined = formula(name, part, here, self._parts_of(chosen))
             if joint is not Joint.COPIES:
                 for gone in (unknown, *(lost(column) for column in used)):
                     if gone is not None:
                         joined = np.where(gone[..., chosen].any(0), np.nan, joined)
             out[..., chosen] = joined
         return out.astype(np.float32)
+
+    def _parts_of(self, chosen: NDArray[np.bool_]) -> Parts:
+        return Parts(self.elements[:, chosen], self._sizes[chosen], self.batches)
+
+    def of_samples(self, table: Floats, names: Sequence[str]) -> NDArray[np.float32]:
+        """Return the statistics of samples whose activations are divided: those of the whole.
+
+        Args:
+            table: statistics of the parts of samples, [ranks, ..., slots, samples, statistics].
+            names: names of the statistics.
+
+        Returns:
+            float32 [batches, ..., slots, samples, statistics]; NaN if they cannot be determined.
+        """
+        shape = (len(self.elements), *(1,) * (table.ndim - 4), self.elements.shape[1], 1)
+        there = ~np.isnan(table).all(-1)
+        weights = np.where(there, self.elements.reshape(shape), 0.0)
+        joined = np.full((len(self.batches), *table.shape[1:]), np.nan, np.float32)
+        for batch, members in enumerate(self.batches):
+            own, some = table[list(members)], weights[list(members)]
+            complete = some.sum(0) == self._sizes[:, None]
+            for at, name in enumerate(names):
+                read = partial(_read_of, own, some, list(names))
+                with np.errstate(all="ignore"):
+                    joined[batch, ..., at] = np.where(complete, _whole(name, read, some), np.nan)
+        return joined
 
 
 def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_], Lost]:
@@ -132,26 +181,76 @@ def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_]
     return np.where(gone, ~np.isnan(read("rows")), there), unknown
 
 
-def _elements(slots: list[list[SlotInfo | None]]) -> Floats:
-    """Return the number of elements of each rank [ranks, slots]; identical parts count once."""
+def _elements(
+    slots: list[list[SlotInfo | None]],
+    joints: NDArray[np.int64],
+    batches: Sequence[Sequence[int]],
+) -> Floats:
+    """Return the number of elements of each rank [ranks, slots]; identical parts count once.
+
+    Parts of activations are identical only if they belong to the same batch.
+    """
     counts = np.ones((len(slots), len(slots[0])))
+    batch = {rank: number for number, members in enumerate(batches) for rank in members}
     for at, column in enumerate(zip(*slots, strict=True)):
         seen = set()
         for rank, slot in enumerate(column):
             if slot is None or slot.piece is None:
                 continue
-            new = slot.piece not in seen
-            seen.add(slot.piece)
-            counts[rank, at] = float(np.prod(slot.piece.shape)) if new else 0.0
+            part = slot.piece, batch[rank] if joints[at] == Joint.PARTS else None
+            counts[rank, at] = 0.0 if part in seen else _count(slot.piece.shape, slot.batch_dim)
+            seen.add(part)
     return counts
+
+
+def _count(shape: tuple[int, ...], batch_dim: int | None) -> float:
+    """Return the number of elements of a tensor, or of one of its samples."""
+    return float(np.prod([size for dim, size in enumerate(shape) if dim != batch_dim]))
+
+
+class Parts(NamedTuple):
+    """What the ranks hold of some slots.
+
+    Attributes:
+        elements: the number of elements of each rank that count, [ranks, slots].
+        sizes: the number of elements of the whole tensor, [slots]; of activations, per sample.
+        batches: the ranks that see the same batch, for each batch.
+    """
+
+    elements: Floats
+    sizes: Floats
+    batches: Sequence[Sequence[int]]
+
+    @property
+    def alone(self) -> bool:
+        """Whether each rank sees a batch of its own."""
+        return len(self.batches) == len(self.elements)
+
+
+def agreed(values: Floats, batches: Sequence[Sequence[int]]) -> Floats:
+    """Return the values of ranks that see the same batch, [batches, ...]; NaN where they differ.
+
+    Args:
+        values: [ranks, ...]; NaN where a rank has none.
+        batches: the ranks that see the same batch, for each batch.
+    """
+    joined = []
+    for members in batches:
+        own = values[list(members)]
+        first = np.take_along_axis(own, (~np.isnan(own)).argmax(0)[None], 0)[0]
+        same = np.isclose(own, first, rtol=TOLERANCE, atol=0.0) | np.isnan(own)
+        joined.append(np.where(same.all(0), first, np.nan))
+    return np.stack(joined)
 
 
 # -- samples -------------------------------------------------------------------------------------
 
 
-def _of_samples(name: str, read: Read, there: NDArray[np.bool_], _elements: Floats) -> Floats:
+def _of_samples(name: str, read: Read, there: NDArray[np.bool_], parts: Parts) -> Floats:
     if name.startswith("histogram."):
         return _range(name, read(name))
+    if not parts.alone:
+        read, there = _of_batches(read, there, parts.batches)
     rows = np.where(there, read("rows"), 0.0)
     rows = np.where(np.isnan(rows), 1.0, rows)
     if name == "rows":
@@ -171,6 +270,17 @@ def _of_samples(name: str, read: Read, there: NDArray[np.bool_], _elements: Floa
     return np.where(there.any(0), joined, np.nan)
 
 
+def _of_batches(
+    read: Read, there: NDArray[np.bool_], batches: Sequence[Sequence[int]]
+) -> tuple[Read, NDArray[np.bool_]]:
+    """Return a function that reads a column of each batch, and `there` of each batch."""
+
+    def of_batch(name: str) -> Floats:
+        return agreed(np.where(there, read(name), np.nan), batches)
+
+    return of_batch, np.stack([there[list(members)].any(0) for members in batches])
+
+
 def _deviation(weights: Floats, means: Floats, deviations: Floats, mean: Floats) -> Floats:
     between = np.where(weights > 0, np.square(means - mean), 0.0)
     within = np.square(deviations)
@@ -185,7 +295,7 @@ def _range(name: str, values: Floats) -> Floats:
 # -- copies --------------------------------------------------------------------------------------
 
 
-def _of_copies(name: str, read: Read, there: NDArray[np.bool_], _elements: Floats) -> Floats:
+def _of_copies(name: str, read: Read, there: NDArray[np.bool_], _parts: Parts) -> Floats:
     first = there.argmax(0)[None]
     return np.asarray(np.take_along_axis(read(name), first, 0)[0])
 
@@ -193,11 +303,10 @@ def _of_copies(name: str, read: Read, there: NDArray[np.bool_], _elements: Float
 # -- pieces --------------------------------------------------------------------------------------
 
 
-def _of_pieces(name: str, read: Read, there: NDArray[np.bool_], elements: Floats) -> Floats:
+def _of_pieces(name: str, read: Read, there: NDArray[np.bool_], parts: Parts) -> Floats:
     if name.startswith("histogram."):
         return _range(name, read(name))
-    shape = (len(elements), *(1,) * (there.ndim - 2), elements.shape[1])
-    weights = np.where(there, elements.reshape(shape), 0.0)
+    weights = _weights(there, parts.elements)
     if name == "rows":
         return np.where(there.any(0), 1.0, np.nan)
     statistic, _, how = name.rpartition(".")
@@ -206,7 +315,56 @@ def _of_pieces(name: str, read: Read, there: NDArray[np.bool_], elements: Floats
     whole = np.where(weights.any(0), whole, nothing)
     if how == "std":  # over a single sample
         whole = np.where(np.isnan(whole), np.nan, 0.0)
-    return np.where(there.any(0), np.abs(whole) if how == "abs_max" else whole, np.nan)
+    complete = there.any(0) & (weights.sum(0) == parts.sizes)
+    return np.where(complete, np.abs(whole) if how == "abs_max" else whole, np.nan)
+
+
+def _weights(there: NDArray[np.bool_], elements: Floats) -> Floats:
+    """Return the elements that count in each record, [ranks, ..., slots]."""
+    shape = (len(elements), *(1,) * (there.ndim - 2), elements.shape[1])
+    return np.where(there, elements.reshape(shape), 0.0)
+
+
+def _of_parts(name: str, read: Read, there: NDArray[np.bool_], parts: Parts) -> Floats:
+    if name.startswith("histogram."):
+        return _range(name, read(name))
+    of_batch, present = _of_batches(read, there, parts.batches)
+    rows = np.where(present, of_batch("rows"), 0.0)
+    if name == "rows":
+        return np.where(present.any(0), rows.sum(0), np.nan)
+    statistic, _, how = name.rpartition(".")
+    weights = _weights(there, parts.elements)
+    wholes = []
+    for members in parts.batches:
+        own, some = list(members), weights[list(members)]
+        if how == "mean" and statistic in (*_WEIGHED, "nonfinite"):
+            whole = _whole(
+                statistic, lambda s, m=own, w=some: _counted(read(f"{s}.mean")[m], w), some
+            )
+        elif name == "abs_max.abs_max":
+            whole = _counted(read(name)[own], some).max(0)
+        elif statistic == "nonfinite":  # 0 if no part has any
+            most = _counted(read("nonfinite.abs_max")[own], some).max(0)
+            whole = np.where(most == 0, 0.0, np.nan)
+        else:
+            whole = np.full(there.shape[1:], np.nan)
+        wholes.append(np.where(some.sum(0) == parts.sizes, whole, np.nan))
+    each = np.where(present, np.stack(wholes), 0.0)
+    joined = each.max(0) if how == "abs_max" else (rows * each).sum(0) / rows.sum(0)
+    if how == "std":
+        joined = each.max(0)  # 0, or unknown
+    return np.where(present.any(0), joined, np.nan)
+
+
+def _counted(values: Floats, weights: Floats) -> Floats:
+    return np.where(weights > 0, values, 0.0)
+
+
+def _read_of(table: Floats, weights: Floats, names: list[str], name: str) -> Floats:
+    """Return a statistic of samples; raise KeyError if the run lacks it."""
+    if name not in names:
+        raise KeyError(name)
+    return _counted(table[..., names.index(name)].astype(np.float64), weights)
 
 
 def _whole(statistic: str, read: Read, weights: Floats) -> Floats:
@@ -241,10 +399,11 @@ def _whole_of(weighed: Floats, weights: Floats) -> Floats:
 _WEIGHED = ("mean", "abs_mean", "zero_fraction", "negative_fraction")
 _EXTREMES = {"min": np.inf, "max": -np.inf, "abs_max": -np.inf}
 
-_FORMULAS: dict[Joint, Callable[[str, Read, NDArray[np.bool_], Floats], Floats]] = {
+_FORMULAS: dict[Joint, Callable[[str, Read, NDArray[np.bool_], Parts], Floats]] = {
     Joint.SAMPLES: _of_samples,
     Joint.COPIES: _of_copies,
     Joint.PIECES: _of_pieces,
+    Joint.PARTS: _of_parts,
 }
 
 

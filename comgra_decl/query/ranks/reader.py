@@ -21,7 +21,7 @@ from comgra_decl.errors import (
     UnknownNameError,
     shown,
 )
-from comgra_decl.records import SlotKey
+from comgra_decl.records import MESH, SlotKey
 from comgra_decl.store import Reader, RunMeta
 from comgra_decl.store.copying import Progress
 from comgra_decl.store.database import database_exists
@@ -29,6 +29,7 @@ from comgra_decl.store.location import Location, Remote
 from comgra_decl.store.remote import databases_within
 from comgra_decl.store.view import View
 
+from .batches import same_batch
 from .joined_copy import joined_view, write_joined
 from .side_by_side import side_by_side
 from .view import JoinedView
@@ -125,13 +126,12 @@ def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReade
         UnknownNameError: the run has no such rank.
         RunNotFoundError: there is no run.
     """
-    alone = isinstance(path, Remote) or not (path / RANKS).is_dir()
-    if rank is None and database_exists(path) and alone:
-        reader = Reader(path)
-        facts = reader.meta.facts.get("ranks")
-        return reader if facts is None or len(facts["recorded"]) == 1 else JoinedReader(path)
     if rank is None:
-        return JoinedReader(path)
+        leader = _leader(path)
+        facts = None if leader is None else leader.meta.facts.get("ranks")
+        if leader is not None and (facts is None or len(facts["recorded"]) == 1):
+            return leader
+        return JoinedReader(path, leader)
     paths = rank_paths(path)
     if str(rank) not in map(str, paths):
         raise UnknownNameError(
@@ -141,11 +141,30 @@ def open_reader(path: Location, rank: int | None = None) -> Reader | JoinedReade
     return Reader(paths[int(rank)])
 
 
+def _leader(path: Location) -> Reader | None:
+    """Return the reader of the database in a run's folder; None if ranks have folders there."""
+    if isinstance(path, Remote):
+        return _opened(path)
+    alone = not (path / RANKS).is_dir()
+    return Reader(path) if alone and database_exists(path) else None
+
+
 def _opened(path: Location) -> Reader | None:
     try:
         return Reader(path)
     except RunNotFoundError:  # currently being created
         return None
+
+
+def _documents(reader: Reader) -> Mapping[str, Any]:
+    """Return the revisions of a rank's documents by name; reads nothing."""
+    found: Mapping[str, Any] = reader.head.get("documents") or {}
+    return found
+
+
+def _mesh_of(view: View) -> dict[str, int] | None:
+    found: dict[str, int] | None = view.document(MESH)
+    return found
 
 
 def _view_of(reader: Reader) -> View:
@@ -164,8 +183,12 @@ def _passed(reader: Reader) -> tuple[int, bool]:
 class JoinedReader:
     """Reads all ranks of a run together, with the interface of `Reader`. Thread-safe."""
 
-    def __init__(self, path: Location) -> None:
+    def __init__(self, path: Location, leader: Reader | None = None) -> None:
         """Open the existing ranks; others are added as they appear.
+
+        Args:
+            path: the run's folder.
+            leader: the reader of the database in the run's folder itself, if it is open.
 
         Raises:
             RunNotFoundError: no rank exists.
@@ -176,14 +199,32 @@ class JoinedReader:
         self.readers: dict[int, Reader] = {}
         self._order: dict[SlotKey, int] = {}  # slot numbers never change while the run is open
         self._view: JoinedView | None = None
-        self._look()
+        self._coordinates: dict[int, dict[str, int]] = {}
+        if leader is not None:
+            self._look_beside(leader)
+        if not self.readers:
+            self._look()
         if not self.readers:
             raise RunNotFoundError(f"there is no run in {str(path)!r}.")
 
+    def _look_beside(self, leader: Reader) -> None:
+        """Open the ranks of a run in a bucket, which the leader lists."""
+        facts = ranks_of(leader)
+        if isinstance(self.path, Remote) and facts is not None:
+            own, places = int(facts["rank"]), [*map(int, facts["recorded"])]
+            self._add(
+                {rank: self.path / RANKS / str(rank) for rank in places if rank != own},
+                {own: leader},
+            )
+
     def _look(self) -> bool:
-        new = {rank: path for rank, path in self._places().items() if rank not in self.readers}
+        return self._add(self._places(), {})
+
+    def _add(self, places: Mapping[int, Location], known: Mapping[int, Reader]) -> bool:
+        """Open ranks that are not open yet; return whether there are any."""
+        new = {rank: path for rank, path in places.items() if rank not in self.readers}
         opened = zip(new, side_by_side(_opened, new.values(), far=self.far), strict=True)
-        found = {rank: reader for rank, reader in opened if reader is not None}
+        found = {**known, **{rank: reader for rank, reader in opened if reader is not None}}
         if not found:
             return False
         readers = dict(sorted({**self.readers, **found}.items()))  # others may use the old one
@@ -212,8 +253,20 @@ class JoinedReader:
     @property
     def meta(self) -> RunMeta:
         """Metadata from the first rank, with the sample count of all ranks together."""
-        meta = self.leader.meta
-        return replace(meta, sample_count=meta.sample_count * len(self.readers))
+        meta, batches = self.leader.meta, same_batch(self.readers, self.coordinates)
+        return replace(meta, sample_count=meta.sample_count * len(batches))
+
+    @property
+    def coordinates(self) -> dict[int, dict[str, int]]:
+        """Coordinates of each rank in the job's device mesh; empty if it has none."""
+        if len(self._coordinates) < len(self.readers):
+            known = {r: reader for r, reader in self.readers.items() if MESH in _documents(reader)}
+            left = [rank for rank in known if rank not in self._coordinates]
+            views = side_by_side(_view_of, [self.readers[rank] for rank in left], far=self.far)
+            told = side_by_side(_mesh_of, views, far=self.far)
+            new = {r: found for r, found in zip(left, told, strict=True) if found is not None}
+            self._coordinates = self._coordinates | new
+        return self._coordinates
 
     @property
     def head(self) -> Mapping[str, Any]:
@@ -254,6 +307,7 @@ class JoinedReader:
                     order=self._order,
                     complete=not self._waits(),
                     far=self.far,
+                    coordinates=self.coordinates,
                 )
                 if not self.missing:
                     self._view.use_copy(joined_view(self.path / RANKS, self.readers))

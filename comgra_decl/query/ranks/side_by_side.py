@@ -9,10 +9,12 @@ from contextvars import copy_context
 from functools import cache
 from typing import TypeVar
 
+from comgra_decl.store.remote import AT_ONCE
+
 S = TypeVar("S")
 T = TypeVar("T")
 
-_NEAR, _FAR = 4, 32
+_NEAR, _FAR = 4, AT_ONCE
 """Calls at once for runs in a folder, where more only compete for the interpreter, and for runs in
 a bucket, where each waits for its requests."""
 

@@ -24,6 +24,7 @@ from comgra_decl.store.sessions import Session
 from comgra_decl.store.view import View
 
 from . import differences, facts, joining
+from .batches import NO_COORDINATES, same_batch
 from .member import Member
 from .readings import Columns, Lost, Reading, stacked
 from .side_by_side import side_by_side
@@ -53,6 +54,7 @@ class JoinedView:
         order: dict[SlotKey, int],
         complete: bool,
         far: bool = False,
+        coordinates: Mapping[int, Mapping[str, int]] = NO_COORDINATES,
     ) -> None:
         """Match slots and records.
 
@@ -62,6 +64,7 @@ class JoinedView:
             order: number of each slot; new slots are appended to it.
             complete: whether all ranks exist; until then there are no records.
             far: whether the run is in a bucket.
+            coordinates: each rank's coordinates in a device mesh, if it has one.
         """
         self.meta = meta
         self.ranks = list(views)
@@ -81,9 +84,11 @@ class JoinedView:
             for view, slots, mine in zip(views.values(), listed, records, strict=True)
         ]
         self._slots = facts.joint_slots(listed)
-        self._joined = joining.Ranks(listed) if self._slots else None
+        self._coordinates = coordinates
+        self._batches = same_batch(self.ranks, coordinates)
+        self._joined = joining.Ranks(listed, self._batches) if self._slots else None
         self.n = len(records[0])
-        self._count = meta.sample_count // len(views)
+        self._count = meta.sample_count // len(self._batches)
         self._shape_codes: dict[tuple[int, ...], int] = {}
         self._lock = threading.Lock()
         self._copy: View | None = None
@@ -107,6 +112,13 @@ class JoinedView:
             return self.slots[slot].shape
         return shapes[int(code) - 1] if 1 <= code <= len(shapes) else None
 
+    def coordinates(self, slot: int) -> dict[str, list[int]]:
+        """Return the coordinates, by dimension, of the ranks that have a slot; empty if unknown."""
+        pairs = zip(self.ranks, self._members, strict=True)
+        known = [self._coordinates.get(rank, {}) for rank, m in pairs if m.ids[slot] >= 0]
+        names = dict.fromkeys(name for own in known for name in own)
+        return {name: sorted({own[name] for own in known if name in own}) for name in names}
+
     @property
     def reshaped(self) -> bool:
         """Whether any record of any rank has a tensor shape that differs from the slot table."""
@@ -121,7 +133,9 @@ class JoinedView:
     def _records(self) -> NDArray[np.float64]:
         tables = [member.view.records[member.records] for member in self._members]
         joined = tables[0].copy()
-        sizes = np.stack([table[:, RecordColumn.BATCH_SIZE] for table in tables])
+        sizes = np.stack(
+            [tables[members[0]][:, RecordColumn.BATCH_SIZE] for members in self._batches]
+        )
         joined[:, RecordColumn.BATCH_SIZE] = np.where((sizes < 0).any(0), -1, sizes.sum(0))
         costs = np.stack([table[:, RecordColumn.COST] for table in tables])
         joined[:, RecordColumn.COST] = costs.max(0)  # the other ranks wait for the slowest
@@ -205,12 +219,12 @@ class JoinedView:
 
         If a rank has fewer samples than are recorded, the missing ones are -1.
         """
-        found = self._of_each(lambda member: member.samples(record))
+        found = self._of_batches(lambda member: member.samples(record))
         return facts.join_places(found, self._count)
 
     def extra(self, record: int) -> dict[str, Any]:
         """Return the extra facts of a record, with the labels of all samples."""
-        parts = self._of_each(lambda m: m.view.extra(int(m.records[record])))
+        parts = self._of_batches(lambda m: m.view.extra(int(m.records[record])))
         return facts.join_extra(parts, self._count)
 
     # -- statistics
@@ -271,7 +285,7 @@ class JoinedView:
         joined = np.empty((records.stop - records.start, slots.stop - slots.start), np.float32)
         for few in _spans(slots.start, slots.stop, _SLOTS):
             one = [[member.slot(s.id) for s in self.slots[few]] for member in self._members]
-            ranks = joining.Ranks(one)
+            ranks = joining.Ranks(one, self._batches)
             wide = len(self._members) * (few.stop - few.start)
             at = slice(few.start - slots.start, few.stop - slots.start)
             for many in _spans(records.start, records.stop, max(1, _READ // wide)):
@@ -344,6 +358,11 @@ class JoinedView:
         """Return what is read from each rank."""
         return side_by_side(read, self._members, far=self._far)
 
+    def _of_batches(self, read: Callable[[Member], T]) -> list[T]:
+        """Return what is read from the first rank of each batch."""
+        first = [self._members[members[0]] for members in self._batches]
+        return side_by_side(read, first, far=self._far)
+
     def _at(self, name: str) -> int:
         """Return the index of a column; raise KeyError if the run lacks it."""
         columns = self.meta.columns
@@ -369,14 +388,14 @@ class JoinedView:
             return self._joined_table(statistics), None
         own = stacked(self._of_each(lambda member: read(member, family)))
         slots = self.slots[chosen]
-        joints = np.array([joining.how_joined(one) for one in slots], np.int64)
+        listed = [[m.slot(s.id) for s in slots] for m in self._members]
+        ranks = joining.Ranks(listed, self._batches)
         if family == "hist":
-            return facts.join_counts(own, statistics, joints, self.meta.spacing)
+            return facts.join_counts(own, statistics, ranks, self.meta.spacing)
         whole = None
-        if (joints == joining.Joint.PIECES).any():
-            listed = [[m.slot(s.id) for s in slots] for m in self._members]
-            whole = self._whole(joining.Ranks(listed), statistics)
-        return facts.join_samples(own, joints, whole), None
+        if (ranks.joints == joining.Joint.PIECES).any():
+            whole = self._whole(ranks, statistics)
+        return facts.join_samples(own, ranks, self.meta.statistics, whole), None
 
     def _series_table(self, family: str, slot: int) -> tuple[NDArray[Any], Lost]:
         """Return samples or histograms of one slot, [n, 1, ...], as `_joined_of` does."""
@@ -402,7 +421,8 @@ class JoinedView:
             found = self._of_each(lambda m: m.series("agg", slot, at))
             return stacked(found)[..., None]
 
-        ranks, columns = joining.Ranks([[m.slot(slot)] for m in self._members]), Columns(read)
+        ranks = joining.Ranks([[m.slot(slot)] for m in self._members], self._batches)
+        columns = Columns(read)
         one = self.slots[slot : slot + 1]
         if isinstance(index, slice):
             names = self.meta.columns[index]
@@ -457,7 +477,10 @@ class JoinedView:
         joint = joining.how_joined(self.slots[slot])
         if joint is joining.Joint.SAMPLES and sample is not None:
             number, own = divmod(sample, max(1, self._count))
-            return self._members[number].value(record, slot, own, part)
+            members = [self._members[at] for at in self._batches[number]]
+            return next(m for m in members if m.ids[slot] >= 0 or m is members[-1]).value(
+                record, slot, own, part
+            )
         if joint is joining.Joint.COPIES:
             return self._copied_value(record, slot, sample, part)
         whole = self._whole_value(record, slot, joint)
@@ -489,10 +512,19 @@ class JoinedView:
         there = [part for part in parts if part is not None]
         if not there:
             return None
-        if joint is joining.Joint.SAMPLES:
-            return np.concatenate(there)
+        shape = self.slots[slot].shape
         pieces = [member.slot(slot) for member in self._members]
-        return facts.assemble(self.slots[slot].shape, pieces, parts)
+        if joint is joining.Joint.PIECES:
+            return facts.assemble(shape, pieces, parts)
+        batches = []
+        for members in self._batches:
+            own = [parts[at] for at in members if parts[at] is not None]
+            if joint is joining.Joint.PARTS and own:
+                mine = [pieces[at] for at in members], [parts[at] for at in members]
+                own = [facts.assemble(shape, *mine)]
+            batches += own[:1]
+        found = [each for each in batches if each is not None]
+        return np.concatenate(found) if len(found) == len(batches) else None
 
     def preview(self, record: int, slot: int) -> StoredPreview | None:
         """Return the preview from the first rank that has one; it shows that rank's samples."""
