@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from comgra_decl.errors import ComgraError, RunNotFoundError, near_paths
 from comgra_decl.store.layout import DATABASE
@@ -29,7 +30,10 @@ def open_run(path: Where) -> Run:
     folder = location(path)
     if folder.name == DATABASE:
         folder = folder.absolute().parent
-    if is_run(folder):
+    if isinstance(folder, Remote):  # each question is a request
+        with suppress(RunNotFoundError):
+            return Run(folder)
+    elif is_run(folder):
         return Run(folder)
     index = Index(folder)
     failure: ComgraError | None = None

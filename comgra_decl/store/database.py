@@ -36,6 +36,14 @@ _LONGEST_REASON = 200
 _ABSENT = "NOT_FOUND"
 """Prefix of TensorStore errors about missing files and folders."""
 
+_COALESCED = {
+    "experimental_read_coalescing_threshold_bytes": 1 << 16,
+    "experimental_read_coalescing_merged_bytes": 1 << 24,
+    "experimental_read_coalescing_interval": "1ms",
+}
+"""In a bucket, reads of one object that begin within a millisecond of each other, with less than
+64 kB between them, are one request of up to 16 MB: a commit is one object with all its keys."""
+
 _MOST_JSON = 128 << 20
 """Maximum size of a JSON key, in bytes."""
 
@@ -99,12 +107,18 @@ class Database:
         self.bound = True
         """Whether checksums cover a key and its content; in older runs, they cover only the
         content."""
+        self.head_read: float | None = None
+        """When the newest head was read, in Unix seconds. In a bucket, keys that it lists are read
+        without asking again for a newer version; None: ask for each key."""
+        self._newest: dict[str, ts.KvStore.ReadResult] = {}
         self.context = context
         self.spec: dict[str, Any] = {
             "driver": "ocdbt",
             "base": base_spec(self.place),
             "config": {"max_decoded_node_bytes": NODE_BYTES},
         }
+        if isinstance(self.place, Remote):
+            self.spec |= _COALESCED
         if version is not None:
             self.spec["version"] = version
         if uuid is not None:
@@ -164,16 +178,54 @@ class Database:
             raise DamagedRunError(f"{self.path}: key {key!r} is missing, but the head lists it.")
         return self.parse(key, value, revision=revision)
 
-    def read_bytes(self, key: str, *, most: int = _MOST_JSON) -> bytes | None:
-        """Read a key; None if it does not exist. Raises DamagedRunError if it is too large."""
+    def read_bytes(self, key: str, *, most: int = _MOST_JSON, newest: bool = False) -> bytes | None:
+        """Read a key; None if it does not exist. Raises DamagedRunError if it is too large.
+
+        Args:
+            key: the key.
+            most: maximum size, in bytes.
+            newest: whether to ask for a version that is newer than the head.
+        """
         self._refuse_large([key], most)
         with self.reading(key):
-            result = self.kv.read(key).result()
+            result = self._newest_of(key) if newest else self._read(key).result()
         if result.state == "missing":
             return None
         if len(result.value) > most:
             self._refuse_size(key, most)
         return bytes(result.value)
+
+    def read_together(self, keys: Sequence[str], *, most: int) -> list[bytes | None]:
+        """Read keys concurrently, in their newest version; None for those that do not exist.
+
+        Raises:
+            DamagedRunError: one of them cannot be read, or has more than `most` bytes.
+        """
+        self._refuse_large(keys, most)
+        with self.reading(f"{keys[0]} and others"):
+            reads = [self.kv.read(key) for key in keys]
+            found = [read.result() for read in reads]
+        self._newest |= zip(keys, found, strict=True)
+        for key, result in zip(keys, found, strict=True):
+            if len(result.value) > most:
+                self._refuse_size(key, most)
+        return [bytes(r.value) if r.state == "value" else None for r in found]
+
+    def _read(self, key: str) -> ts.Future[ts.KvStore.ReadResult]:
+        """Start reading a key that is not newer than the head."""
+        since = self.head_read if isinstance(self.place, Remote) else None
+        return self.kv.read(key, staleness_bound=since)
+
+    def _newest_of(self, key: str) -> ts.KvStore.ReadResult:
+        """Read the newest version of a key; in a bucket, only if it has changed since."""
+        if not isinstance(self.place, Remote):
+            return self.kv.read(key).result()
+        before = self._newest.get(key)
+        unless = None if before is None or before.state != "value" else before.stamp.generation
+        found = self.kv.read(key, if_not_equal=unless).result()
+        if before is None or found.state != "unspecified":
+            self._newest[key] = found
+        return self._newest[key]
 
     def _refuse_large(self, keys: Sequence[str], most: int) -> None:
         """Reject keys of more than `most` bytes; an empty read returns the size from the index."""
@@ -203,7 +255,7 @@ class Database:
         if most is not None:
             self._refuse_large(keys, most)
         with self.reading(f"{keys[0]} and others" if keys else "nothing"):
-            found = [future.result() for future in [self.kv.read(key) for key in keys]]
+            found = [future.result() for future in [self._read(key) for key in keys]]
         for key, result in zip(keys, found, strict=True):
             if result.state == "missing":
                 raise DamagedRunError(
@@ -223,7 +275,7 @@ class Database:
         except DamagedRunError:
             return [None] * len(keys)
         found: list[bytes | None] = []
-        for read in [self.kv.read(key) for key in keys]:
+        for read in [self._read(key) for key in keys]:
             try:
                 result = read.result()
             except _RAISED as error:

@@ -111,11 +111,18 @@ class Reader:
             self._open(_shared_context(renew=True))
 
     def _open(self, context: ts.Context) -> None:
-        if not database_exists(self.path):
-            raise RunNotFoundError(f"there is no run in {str(self.path)!r}.")
+        far = isinstance(self.path, Remote)
+        if not far:
+            self._demand_database()
         self._db = Database(self.path, context, version=self._version)
-        document = self._db.read_bytes(RUN_KEY, most=_MOST_META)
+        head: bytes | None = None
+        bound = time.time()
+        if far:  # together, because each request takes long
+            document, head = self._db.read_together([RUN_KEY, HEAD_KEY], most=_MOST_META)
+        else:
+            document = self._db.read_bytes(RUN_KEY, most=_MOST_META)
         if document is None:
+            self._demand_database()
             raise _no_manifest(self._db)
         self._db.bound = is_bound(RUN_KEY, document)
         self.meta = RunMeta.from_json(self._db.parse(RUN_KEY, document), where=self._db.path)
@@ -126,8 +133,15 @@ class Reader:
         self._head: dict[str, Any] = {}
         self._view: View | None = None
         newest = self._newest()
-        self._read_head()
+        if head is None:
+            self._read_head()
+        else:
+            self._use_head(head, bound)
         self._refuse_old(newest)
+
+    def _demand_database(self) -> None:
+        if not database_exists(self.path):
+            raise RunNotFoundError(f"there is no run in {str(self.path)!r}.")
 
     def _newest(self) -> int | None:
         """Return the version to be read, if it can be determined without a request to a bucket."""
@@ -193,7 +207,8 @@ class Reader:
     def _has_news(self) -> bool:
         """Return whether the next poll finds a newer head, such as that of a closed run."""
         try:
-            return self._db.read_bytes(HEAD_KEY, most=_MOST_META) != self._head_bytes
+            newest = self._db.read_bytes(HEAD_KEY, most=_MOST_META, newest=True)
+            return newest != self._head_bytes
         except ComgraError:
             return False
 
@@ -201,9 +216,19 @@ class Reader:
 
     def _read_head(self) -> bool:
         bound = time.time()  # taken before the read, so that anything cached later is up to date
-        value = self._db.read_bytes(HEAD_KEY, most=_MOST_META)
+        value = self._db.read_bytes(HEAD_KEY, most=_MOST_META, newest=True)
         if value is None:
             raise DamagedRunError(f"{self._db.path}: key {HEAD_KEY!r} is missing.")
+        return self._use_head(value, bound)
+
+    def _use_head(self, value: bytes, bound: float) -> bool:
+        """Check a head; return whether it is new.
+
+        Args:
+            value: its content.
+            bound: a time before it was read.
+        """
+        self._db.head_read = bound
         if value == self._head_bytes:
             return False
         head = self._db.parse(HEAD_KEY, value)
