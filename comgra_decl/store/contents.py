@@ -65,7 +65,7 @@ class Contents:
         self._shapes: list[tuple[int, ...]] = []  # shape of each slot in the slot table
         self._forms: dict[str, ArrayForm] = {}
         self._handles: dict[str, ts.TensorStore] = {}
-        self._created: dict[str, ts.TensorStore] = {}  # arrays created by the current commit
+        self._created: dict[str, tuple[ArrayForm, ts.TensorStore]] = {}  # by the current commit
         self._blocks: BlockBuffer | None = None
         self._written: tuple[int, Families] | None = None
 
@@ -181,8 +181,9 @@ class Contents:
         if self._written is not None:
             assert self._blocks is not None
             self._blocks.accept(*self._written)
-        for name, created in self._created.items():
-            self._handles[name] = created.with_transaction(None)
+        for name, (form, _) in self._created.items():
+            # opened anew, because a transaction that succeeded despite an error keeps its handles
+            self._handles[name] = self._db.array(form, cached=False)
         self._created.clear()
         for stage in self._stages:
             stage.accept()
@@ -269,8 +270,8 @@ class Contents:
             return known.with_transaction(commit.transaction)
         if form.name not in self._created:
             created = self._db.array(form, create=True, transaction=commit.transaction)
-            self._created[form.name] = created
-        return self._created[form.name]
+            self._created[form.name] = form, created
+        return self._created[form.name][1]
 
 
 def _by_column(data: NDArray[Any]) -> NDArray[Any]:
