@@ -15,6 +15,7 @@ from tests.support.programs import python
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 PACKAGES = {
     "joblib": "hydra_plugins.hydra_joblib_launcher",
+    "ray": "hydra_plugins.hydra_ray_launcher",
     "submitit_local": "hydra_plugins.hydra_submitit_launcher",
 }
 
@@ -37,6 +38,7 @@ def sweep(folder: Path, *words: str) -> Group:
     [
         "basic",
         pytest.param("joblib", marks=pytest.mark.slow),
+        pytest.param("ray", marks=pytest.mark.slow),
         pytest.param("submitit_local", marks=pytest.mark.slow),
     ],
 )

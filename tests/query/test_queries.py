@@ -17,7 +17,9 @@ from tests.support.fake_run import FakeRun
 
 PAGE = Path(__file__).parents[2] / "docs" / "queries.md"
 SQL = re.findall(r"```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-PYTHON = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+_CODE = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+RAY = [code for code in _CODE if "import ray" in code]
+PYTHON = [code for code in _CODE if code not in RAY]
 NODES = ("blocks.0.mlp.fc2", "blocks.1.mlp.fc2", "head")
 DAY = 86400.0
 
@@ -164,6 +166,21 @@ def test_the_other_examples_run_as_printed(
         values = [run.slot("head", role=role).series("l2").max() for role in roles]
         assert ends[str(run.path).removeprefix(f"{place}/")] == pytest.approx(max(values))
     assert names["found"] == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_ray_diagnoses_all_runs(place: Path, group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = pytest.importorskip("ray")
+    monkeypatch.chdir(place)
+    names: dict[str, Any] = {}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        for code in (*PYTHON, *RAY):
+            exec(compile(code, str(PAGE), "exec"), names)
+    finally:
+        ray.shutdown()
+    assert names["found"] == [names["errors"](str(run.path)) for run in group]
+    assert len(names["found"]) == 12
 
 
 def test_a_table_has_the_numbers_of_the_series(group: Group) -> None:
