@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -92,12 +93,12 @@ class Stage(nn.Module):
         return result
 
 
-def divided(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+def divided(model: Whole | Stage, mesh: DeviceMesh) -> Whole | Stage:
     """The model with tensor parallelism and, if the mesh has `dp`, sharded parameters."""
-    plan = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
-    parallelize_module(model.blocks, mesh["tp"], plan)  # type: ignore[arg-type]
+    plan: dict[str, ParallelStyle] = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
+    parallelize_module(model.blocks, mesh["tp"], plan)
     if "dp" in (mesh.mesh_dim_names or ()):
-        for block in model.blocks.values():  # type: ignore[union-attr, operator]
+        for block in model.blocks.values():
             fully_shard(block, mesh=mesh["dp"])
         fully_shard(model, mesh=mesh["dp"])
     return model

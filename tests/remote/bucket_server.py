@@ -301,8 +301,12 @@ class _Server(ThreadingHTTPServer):
 def bucket_server() -> Iterator[tuple[str, Bucket]]:
     """Runs a server; yields its URL and its bucket, which any name refers to."""
     bucket = Bucket()
-    handler = type("Handler", (_Handler,), {"bucket": bucket})
-    server = _Server(("127.0.0.1", 0), handler)
+
+    class Handler(_Handler):
+        """Answers for this bucket."""
+
+    Handler.bucket = bucket
+    server = _Server(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}", bucket
