@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
+from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
 import comgra_decl as comgra
@@ -109,8 +109,8 @@ class DigitsNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the logits [n, 10] of images [n, 1, 8, 8]."""
         x: Tensor = self.stem(F.relu(self.conv(images)).flatten(1))
-        for block in (self.block1, self.block2, self.block3):
-            x = x + block(x)
+        for name in ("block1", "block2", "block3"):
+            x = x + self.get_submodule(name)(x)
         logits: Tensor = self.head(x)
         return logits
 

@@ -112,15 +112,17 @@ def test_parts_of_activations_are_joined_where_that_is_exact(run: Run, whole: Ru
             joined, alone = (each.row(0, over_batch=over_batch) for each in (run, whole))
             key = (node, "output", 0, "forward")
             np.testing.assert_allclose(
-                joined.loc[[key], exact], alone.loc[[key], exact], rtol=1e-4, atol=1e-6
+                joined.loc[key, exact], alone.loc[key, exact], rtol=1e-4, atol=1e-6
             )
-            assert joined.loc[[key], ["l2", "std"]].isna().all(axis=None)
+            numbers = joined.xs(key)
+            assert np.isnan([numbers["l2"], numbers["std"]]).all()
 
 
 def test_what_is_neither_a_copy_nor_a_known_part_is_missing(run: Run) -> None:
     """The activation between the two layers is a plain tensor on each rank."""
     key = ("blocks.first.act", "output", 0, "forward")
-    assert run.row(0).loc[[key], ["mean", "l2"]].isna().all(axis=None)
+    numbers = run.row(0).xs(key)
+    assert np.isnan([numbers["mean"], numbers["l2"]]).all()
     each = [run.rank(rank).slot("blocks.first.act").series("mean").iloc[0] for rank in run.ranks]
     assert np.isfinite(each).all()
 
@@ -160,7 +162,8 @@ def test_stages_of_a_pipeline_are_one_run(tmp_path: Path, whole: Run) -> None:
     for name, statistic in {"up": "l2", "down": "std", "norm": "mean"}.items():
         for block in ("first", "second"):
             slots = [each.slot(f"blocks.{block}.{name}", role="weight") for each in (run, whole)]
-            np.testing.assert_allclose(*(s.series(statistic)[:1] for s in slots), rtol=1e-4)
+            joined, alone = (float(s.series(statistic).iloc[0]) for s in slots)
+            assert joined == pytest.approx(alone, rel=1e-4)
 
 
 def test_one_rank_of_each_group_of_the_programs_mesh_is_recorded(tmp_path: Path) -> None:

@@ -338,9 +338,8 @@ def _of_parts(name: str, read: Read, there: NDArray[np.bool_], parts: Parts) -> 
     for members in parts.batches:
         own, some = list(members), weights[list(members)]
         if how == "mean" and statistic in (*_WEIGHED, "nonfinite"):
-            whole = _whole(
-                statistic, lambda s, m=own, w=some: _counted(read(f"{s}.mean")[m], w), some
-            )
+            counted = partial(_counted_means, read, own, some)
+            whole = _whole(statistic, counted, some)
         elif name == "abs_max.abs_max":
             whole = _counted(read(name)[own], some).max(0)
         elif statistic == "nonfinite":  # 0 if no part has any
@@ -390,6 +389,11 @@ def _whole(statistic: str, read: Read, weights: Floats) -> Floats:
     except KeyError:  # a required statistic was not recorded
         pass
     return np.full(weights.shape[1:], np.nan)
+
+
+def _counted_means(read: Read, members: list[int], weights: Floats, statistic: str) -> Floats:
+    """Return a statistic averaged over the batch, of these members, as `_counted` does."""
+    return _counted(read(f"{statistic}.mean")[members], weights)
 
 
 def _whole_of(weighed: Floats, weights: Floats) -> Floats:
