@@ -217,8 +217,10 @@ def test_a_mesh_of_another_size_is_refused() -> None:
 
 
 def test_a_dimension_that_the_declared_mesh_lacks_is_refused() -> None:
-    content = {"run": {"ranks": {"one_per": "pt"}, "mesh": {"dp": 2, "tp": 4}}}
-    with pytest.raises(SpecError, match=r"the mesh \(dp, tp\) has no dimension 'pt'; did you mean"):
+    content = {"run": {"ranks": {"one_per": "tpp"}, "mesh": {"dp": 2, "tp": 4}}}
+    with pytest.raises(
+        SpecError, match=r"the mesh \(dp, tp\) has no dimension 'tpp'; did you mean"
+    ):
         load_spec(content)
 
 
