@@ -20,6 +20,7 @@ SHORT = {  # just long enough for the loss to fall clearly
     "watermark": ["steps=60", "eval_every=30"],
     "characters": ["steps=30", "eval_every=15", "eval_batches=2", "batch_size=8", "write=8"],
     "induction": ["steps=120", "batch_size=32"],
+    "fact": ["steps=60", "plant.steps=10", "people=20"],
     "starved": ["steps=40", "eval_every=20"],
 }
 
