@@ -53,7 +53,7 @@ SPECS: dict[str, dict[str, Any]] = {  # of runs whose example has no spec for a 
         "nodes": {
             "kernels": {"select": "*.conv", "capture": ["parameter"], "values": True},
         },
-        "samples": {"count": 16},
+        "samples": {"count": 20},
         "probes": {"images": {"samples": {"count": 20, "by": "target"}}},
         "pictures": {
             "guided": {"method": "guided_backprop", "of": "images", "target": "top"},

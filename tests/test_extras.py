@@ -113,7 +113,7 @@ MISSING = {
 }  # fmt: skip
 """A package of each extra, and a program that needs it."""
 
-NOT_USED = {"all", "bench", "dev", "docs", "examples", "oldest", "peers", "test", "zoo"}
+NOT_USED = {"all", "bench", "dev", "docs", "examples", "oldest", "peers", "research", "test", "zoo"}
 """Extras that combine others, and those for working on comgra_decl itself."""
 
 

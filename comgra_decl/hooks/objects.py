@@ -95,6 +95,14 @@ def instances_of(cls: type[T]) -> Iterator[T]:
         yield from (found for found in chain(noted, _reached()) if id(type(found)) in kinds)
 
 
+def all_of(cls: type[T]) -> list[T]:
+    """Return the instances of any class that the collector lists, in a slow search of all objects.
+
+    Unlike `instances_of`, it is not limited to modules and optimizers, and finds no frozen objects.
+    """
+    return _among(gc.get_objects, kinds=_with_derived(cls))
+
+
 def _sought() -> Iterator[Any]:
     """Yield the living modules and optimizers, except frozen ones; some may be yielded twice."""
     global _remembered

@@ -5,7 +5,6 @@ No communication is involved: a mesh states all its ranks in every process.
 
 from __future__ import annotations
 
-import gc
 import logging
 import sys
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.errors import SpecError
+from comgra_decl.hooks.objects import all_of
 from comgra_decl.spec.run import OnePerSpec
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ def _of_program(world_size: int) -> list[Mesh]:
     if kind is None:
         return []
     found = []
-    for each in gc.get_objects():
-        if type(each) is kind and each.mesh_dim_names and each.mesh.numel() == world_size:
+    for each in all_of(kind):
+        if each.mesh_dim_names and each.mesh.numel() == world_size:
             ranks = np.array(each.mesh.tolist(), np.int64)
             found.append(Mesh(tuple(each.mesh_dim_names), ranks))
     return found

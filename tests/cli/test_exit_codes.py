@@ -166,6 +166,7 @@ EMPTY = {
     **{f"{command} -m MODULE": (command, "-m", "") for command in SCRIPTS},
     **{f"{command} ROOT": (command, "") for command in ROOTS},
     **{f"{command} TARGET": (command, "{run}", "") for command in ("cp", "export", "plot")},
+    "export --profile": ("export", "{run}", "{run}.json", "--format", "trace", "--profile", ""),
     "index --to": ("index", "{run}", "--to", ""),
     "import LOGS": ("import", "", "target"),
     "import TARGET": ("import", "{run}", ""),

@@ -48,6 +48,7 @@ OTHERS = {
     "edit": "shortened",
     "import": "shortened, as `ls` is",
     "harvest": "shortened",
+    "send": "shortened, and sends to a tool",
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from comgra_decl.hooks.pytree import gradient_function
 from comgra_decl.records import Piece
 
 _CLASS_PREFIX = "FSDP"
@@ -29,7 +30,7 @@ def shard_of(tensor: torch.Tensor) -> Shard | None:
     placements: Any = getattr(tensor, "placements", None)
     if placements is not None and hasattr(tensor, "to_local"):
         shape, mesh = tensor.shape, tensor.device_mesh  # type: ignore[attr-defined]
-    elif (told := getattr(tensor.grad_fn, "dtensor_spec", None)) is not None:
+    elif (told := getattr(gradient_function(tensor), "dtensor_spec", None)) is not None:
         shape, mesh, placements = told.shape, told.mesh, told.placements
     else:
         return None
