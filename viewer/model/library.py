@@ -245,6 +245,9 @@ def _recorded(summary: RunSummary | None, wanted: Wanted) -> Recorded:
         return _read(open_run(summary.path), wanted)
     except (UnknownNameError, KeyError):
         return _NOTHING
+    except ComgraError as error:  # a damaged run; the table of runs says so
+        _LOG.warning("%s", error)
+        return _NOTHING
     except Exception:  # noqa: BLE001 - other runs are read nevertheless
         _LOG.exception("cannot read %s", summary.path)
         return _NOTHING

@@ -68,7 +68,7 @@ def command(
         int | None, typer.Option(min=1, help="Largest number of paths of the circuit.")
     ] = None,
     profile: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             help="Trace that the program wrote with torch.profiler, to join with a trace."
         ),
@@ -90,6 +90,8 @@ def command(
     graph: Circuit | EdgeEffects | None = None
     if on_graph and circuit is None:
         raise typer.BadParameter("--on-graph needs --circuit, the intervention")
+    if profile is not None and not profile:
+        raise typer.BadParameter("--profile must be a non-empty path, such as trace.json")
     if circuit is not None:
         make = opened.edge_effects if on_graph else opened.circuit
         graph = make(circuit, step, above=above, strongest=strongest)
@@ -100,7 +102,7 @@ def command(
             format_,
             selection=selection,
             circuit=graph,
-            profile=profile,
+            profile=None if profile is None else Path(profile),
             progress=on_progress,
         )
     if as_json:
