@@ -163,6 +163,7 @@ def test_metrics_are_kept(results: Results) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_a_module_logs_becomes_metrics(tmp_path: Path) -> None:
     (tmp_path / "train_it.py").write_text(LOGGED)
     done = python(tmp_path, "train_it.py")

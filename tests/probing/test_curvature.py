@@ -91,6 +91,7 @@ def test_residuals_include_the_rounding_errors_of_float32() -> None:
         assert 0 < np.abs(wanted - value).min() <= residual < 1e-4
 
 
+@pytest.mark.slow
 def test_the_moments_of_the_density_agree_with_those_of_the_dense_hessian() -> None:
     model = small()
     matrix = dense(model, cross_entropy)

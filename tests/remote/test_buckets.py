@@ -115,6 +115,7 @@ def test_nothing_there_is_told(root: Remote) -> None:
         copy_run(root, root / "copy")
 
 
+@pytest.mark.slow
 def test_a_bucket_out_of_reach_is_no_damage_and_no_empty_list() -> None:
     nowhere = Remote("s3", "a-bucket", "runs")  # see `environment`: nothing listens
     for call in (list_runs, comgra.open_run, comgra.open_group, verify):

@@ -225,6 +225,7 @@ def test_boxes_in_the_figures_mark_the_page(
     expect(page.locator("tr.brushed")).to_have_count(4)
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_legends_are_legible_in_the_dark(
     trials: Path, serve: Callable[..., str], open_page: Callable[..., Any]

@@ -124,6 +124,7 @@ def _openings(viewed: Viewed, count: int, *, warm: int) -> float:
     return _finished(run())
 
 
+@pytest.mark.slow
 def test_some_openings_of_the_page_leave_little_behind(viewed: Viewed) -> None:
     assert _openings(viewed, 8, warm=4) < 80
 

@@ -93,6 +93,7 @@ OVERLAPS = """() => {
 }"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("section", shortened(["explore", "runs", "compare", "values"], tried=1))
 def test_figures_cover_no_choices_in_a_narrow_window(
     opened: Callable[..., Any], section: str
