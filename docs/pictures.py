@@ -75,7 +75,7 @@ SPECS: dict[str, dict[str, Any]] = {  # of runs whose example has no spec for a 
             "each": {
                 "method": "input_x_gradient",
                 "of": "sequences",
-                "target": {"token": "next", "position": [7, 15, 31, 63]},
+                "target": {"token": "next", "position": [7, 15, 31, 62]},
             },
         },
     },
