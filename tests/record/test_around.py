@@ -29,7 +29,7 @@ from comgra_decl.hooks.loader_workers import loader_workers
 from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
-from comgra_decl.rules.resources.input_bound import StalledStep
+from comgra_decl.rules.resources.input_bound import InputBound, StalledStep
 from comgra_decl.store.last_seen import FILE, last_seen, write_last_seen
 from tests.rules.tape import Tape
 from tests.support.forked import Program
@@ -543,6 +543,27 @@ def test_the_rule_reports_each_stalled_step() -> None:
     found = tape.findings(StalledStep())
     assert [finding.first_step for finding in found] == [40, 90]
     assert "Step 90 had not ended after 60 s" in found[1].message
+
+
+@pytest.mark.parametrize(
+    ("data", "step", "found"),
+    [
+        ([5.0] * 8, [10.0] * 8, True),
+        ([5.0] * 8, [10.0] * 7 + [2000.0], True),  # a profiler starts
+        ([1.0] * 7 + [90.0], [10.0] * 7 + [100.0], True),  # the queue of batches is empty
+        ([1.0] * 8, [10.0] * 7 + [2000.0], False),
+        ([3.0] * 8, [10.0] * 8, False),
+    ],
+)
+def test_a_single_long_step_does_not_hide_that_others_wait(
+    data: list[float], step: list[float], found: bool
+) -> None:
+    numbers = [
+        (f"auto:time/{name}", "train", at, ms / 1000)
+        for name, times in (("data", data), ("step", step))
+        for at, ms in enumerate(times)
+    ]
+    assert bool(Tape(numbers=numbers).findings(InputBound())) is found
 
 
 def growing() -> dict[str, float]:

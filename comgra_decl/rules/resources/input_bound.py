@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import numpy as np
+
 from comgra_decl.rules.api import (
     AUTOMATIC,
     STALLED,
@@ -44,7 +46,9 @@ class InputBound(Rule):
     certainty = 0.8
     definition = (
         "The mean of `time/data`, the time from the end of a step to the first model call of the "
-        "next step, is above `share` times the mean of `time/step` and above `least_ms`."
+        "next step, is above `share` times the mean of `time/step` and above `least_ms`, or this "
+        "holds for their medians: a single step, such as one in which a profiler starts, may take "
+        "longer than all others together."
     )
     source = "The profilers of PyTorch and Lightning report the same share."
     advice = (
@@ -54,17 +58,13 @@ class InputBound(Rule):
     )
     Parameters = InputBoundParameters
 
-    _sums: dict[str, tuple[int, float]] = per_run(dict)
+    _times: dict[str, list[float]] = per_run(dict)
     _first: int = -1
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Add the times of steps."""
         if numbers.name in (_DATA, _STEP):
-            count, total = self._sums.get(numbers.name, (0, 0.0))
-            self._sums[numbers.name] = (
-                count + len(numbers.values),
-                total + float(numbers.values.sum()),
-            )
+            self._times.setdefault(numbers.name, []).extend(numbers.values.tolist())
             if self._first < 0:
                 self._first = int(numbers.steps[0])
 
@@ -72,9 +72,12 @@ class InputBound(Rule):
         """Return a finding about the whole run."""
         if self.missing(scene) is not None:
             return []
-        data, step = (total / count for count, total in (self._sums[_DATA], self._sums[_STEP]))
-        step = max(step, data)  # the two are means over different steps
-        share = data / step if step > 0 else 0.0
+        shares = []
+        for middle in (np.mean, np.median):
+            data, step = (float(middle(self._times[name])) for name in (_DATA, _STEP))
+            step = max(step, data)  # the two are means over different steps
+            shares.append((data / step if step > 0 else 0.0, data, step))
+        share, data, step = max(shares)
         if share <= self.parameters.share or 1000 * data <= self.parameters.least_ms:
             return []
         return [
@@ -89,7 +92,7 @@ class InputBound(Rule):
 
     def missing(self, scene: Scene) -> str | None:
         """Return the reason why the times could not be checked, or None."""
-        count = min(self._sums.get(name, (0, 0.0))[0] for name in (_DATA, _STEP))
+        count = min(len(self._times.get(name, ())) for name in (_DATA, _STEP))
         least = self.parameters.least
         return None if count >= least else f"it needs {least} timed steps; the run has {count}"
 
