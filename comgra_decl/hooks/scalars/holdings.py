@@ -77,7 +77,8 @@ def holdings() -> Holdings:
     found = Holdings()
     for node, module in _modules().values():
         _measure_module(found, node, module)
-    for optimizer in instances_of(Optimizer):
+    # by id, because an object may be found twice
+    for optimizer in {id(each): each for each in instances_of(Optimizer)}.values():
         states = tensors_of([*optimizer.state.values()])
         found.sizes[f"states of {type(optimizer).__name__}"] += sum(map(_bytes, states))
     _measure_variables(found)
