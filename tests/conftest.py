@@ -118,6 +118,15 @@ def _facts_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _nothing_stays_compiled() -> Iterator[None]:
+    """Forgets what a test compiled: tracing asks whether this process compiled anything so far."""
+    yield
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is not None and any(map(callable, frames.cached_backends.values())):
+        sys.modules["torch"].compiler.reset()
+
+
+@pytest.fixture(autouse=True)
 def _nothing_of_ours_is_left_behind() -> Iterator[None]:
     """Asserts that a test leaves the process as it found it, whatever it traces."""
     before = _left_behind()
