@@ -31,11 +31,11 @@ COLUMNS = (
 )
 
 LEGEND = """\
-Times in ms per training step, medians over rounds. *step*: wall time of a step; its ratio is that
-of the medians to nothing attached, with the quartiles of the per-round ratios in brackets. *with
-store*: from the first measured step until everything is on disk, per step. *CPU*: processor time of
-all threads in that span; *other threads*: the part not spent by the training thread. *commit*: time
-in the function that writes, per record. *B/record*: growth of the run's folder per recorded step,
+Times in ms per training step, medians over rounds. *step*: wall time of a step; its ratio is the
+median of the per-round ratios to nothing attached, with their quartiles in brackets. *with store*:
+from the first measured step until everything is on disk, per step. *CPU*: processor time of all
+threads in that span; *other threads*: the part not spent by the training thread. *commit*: time in
+the function that writes, per record. *B/record*: growth of the run's folder per recorded step,
 before compaction; *fixed B*: remaining size of a run. *series*: (tensor, pass) pairs per record.
 *first step*: discovers the model, not part of the other columns; *close*: time spent waiting for
 the store, once per block. *neutral*: every loss is bit-identical to that of plain training."""

@@ -16,7 +16,7 @@ TIMES = ("step", "stored", "cpu", "background", "attach", "first", "close")
 
 @dataclass(frozen=True)
 class Ratio:
-    """The ratio of two medians; `low` and `high` are the quartiles of the per-round ratios."""
+    """The median of the per-round ratios; `low` and `high` are their quartiles."""
 
     value: float
     low: float
@@ -26,8 +26,8 @@ class Ratio:
     def of(cls, mine: Sequence[float], base: Sequence[float]) -> Ratio:
         """Return the ratio of two measurements, paired by round."""
         one, other = np.asarray(mine, float), np.asarray(base, float)
-        low, high = np.percentile(one / other, [25, 75])
-        return cls(float(np.median(one) / np.median(other)), float(low), float(high))
+        low, middle, high = np.percentile(one / other, [25, 50, 75])
+        return cls(float(middle), float(low), float(high))
 
 
 @dataclass(frozen=True)
