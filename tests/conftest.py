@@ -27,7 +27,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # Tests must not fail because the machine is busy with something else. The long suite tries more
 # examples: `--hypothesis-profile=long`.
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=10)
 hypothesis.settings.register_profile("long", deadline=None, max_examples=200)
 hypothesis.settings.load_profile("quick")
 

@@ -18,6 +18,7 @@ from comgra_decl.hooks.hook_lists import tidy
 from comgra_decl.records import RawStep
 from comgra_decl.spec import load_spec
 from tests.hooks.tiny import net
+from tests.support.shortened import examples
 from tests.ways.proof import attached
 
 NODES = {"all": {"select": "**", "capture": ["output", "output_grad", "parameter_grad"]}}
@@ -122,7 +123,7 @@ programs = st.lists(st.sampled_from(sorted(EVENTS)), max_size=12)
 schedules = st.sets(st.integers(0, 10), min_size=1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(events=programs, scheduled=schedules)
 def test_exactly_the_scheduled_steps_are_recorded_each_with_its_own_calls(
     events: list[str], scheduled: set[int]
@@ -136,7 +137,7 @@ def test_exactly_the_scheduled_steps_are_recorded_each_with_its_own_calls(
     assert seen.trained == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(events=programs, scheduled=schedules, stop=st.integers(0, 12))
 def test_tracing_that_is_stopped_anywhere_leaves_nothing_on_the_program(
     events: list[str], scheduled: set[int], stop: int
@@ -156,7 +157,7 @@ def test_tracing_that_is_stopped_anywhere_leaves_nothing_on_the_program(
     assert seen.trained == {n: program.calls[n] for n in range(whole) if n in scheduled}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(events=programs, fails_at=st.integers(0, 3))
 def test_a_fault_in_handing_over_ends_the_tracing_and_is_reported_once(
     events: list[str], fails_at: int

@@ -28,6 +28,7 @@ from comgra_decl.records import (
 )
 from comgra_decl.spec.keep import KeepSpec, QuantileTrigger
 from comgra_decl.stats import finalise
+from tests.support.shortened import examples
 
 STATISTICS = ("mean", "abs_max", "nonfinite")
 STEPS, ROWS = 60, 4
@@ -101,7 +102,7 @@ def kept(steps: list[RawStep], cuts: list[int], **spec: Any) -> tuple[list[StepB
 Numbers = st.sets(st.integers(0, STEPS - 1), max_size=5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(Numbers, Numbers, st.lists(st.integers(0, STEPS), max_size=8), st.booleans())
 def test_what_is_stored_is_what_finalising_everything_gives(
     scheduled: set[int], wild: set[int], cuts: list[int], values: bool

@@ -19,6 +19,7 @@ from comgra_decl.query import Run, compare, open_group, open_run
 from comgra_decl.sinks import Selection
 from comgra_decl.store import RunWriter
 from tests.store.truth import Truth, meta_of
+from tests.support.shortened import examples
 
 Question = Callable[[Run], Any]
 
@@ -141,7 +142,7 @@ ASKED: dict[str, Callable[[Run, Any], Any]] = {
 
 
 @pytest.mark.parametrize("asked", ASKED)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(x=NO_NAMES)
 def test_whatever_stands_in_the_place_of_a_name_only_ever_is_unknown(
     run: Run, asked: str, x: Any

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.query.ranks import joining
 from comgra_decl.query.ranks.joining import Joint, Ranks, how_joined, join_histograms
 from comgra_decl.records import Piece, SlotInfo, SlotKey
+from tests.support.shortened import examples
 
 STATISTICS: dict[str, Callable[[NDArray[np.float64]], float]] = {
     "mean": np.mean,
@@ -75,7 +76,7 @@ samples = st.lists(numbers, min_size=3, max_size=3).map(np.array)
 batches = st.lists(st.lists(samples, min_size=1, max_size=4), min_size=1, max_size=4)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(batches)
 def test_samples_of_ranks_have_the_statistics_of_the_global_batch(
     ranks: list[list[NDArray[np.float64]]],
@@ -90,7 +91,7 @@ def test_samples_of_ranks_have_the_statistics_of_the_global_batch(
             assert found[name] == value, name
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.lists(samples, min_size=1, max_size=5), st.booleans())
 def test_parts_of_a_tensor_have_the_statistics_of_the_whole(
     parts: list[NDArray[np.float64]], twice: bool
@@ -186,7 +187,7 @@ def test_a_slot_says_how_its_ranks_are_joined(one: SlotInfo, joint: Joint) -> No
 values = st.lists(st.floats(-100, 100, width=16), min_size=0, max_size=30)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(values, min_size=1, max_size=4), st.integers(2, 9))
 def test_joined_histograms_lose_nothing_and_misplace_little(
     ranks: list[list[float]], bins: int

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from comgra_decl.rules.memory import Early, Largest, Previous, Streak
+from tests.support.shortened import examples
 
 AT = np.array([3, 0, 2])
 
@@ -30,7 +31,7 @@ def cut(cuts: list[int]) -> list[slice]:
     return [slice(a, b) for a, b in pairwise(cuts) if a < b]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(story())
 def test_memories_equal_a_plain_loop(told: tuple[NDArray[np.float64], list[int]]) -> None:
     values, cuts = told
@@ -57,7 +58,7 @@ def test_memories_equal_a_plain_loop(told: tuple[NDArray[np.float64], list[int]]
     np.testing.assert_array_equal(got[2], want[2])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(story(), st.integers(1, 4), st.booleans())
 def test_a_streak_equals_a_plain_loop(
     told: tuple[NDArray[np.float64], list[int]], patience: int, lowest: bool

@@ -18,6 +18,7 @@ from comgra_decl.doors.trace import trace
 from comgra_decl.errors import SpecError
 from comgra_decl.spec import Spec, load_spec
 from comgra_decl.spec.problems import explain
+from tests.support.shortened import examples
 
 
 def problems(content: dict[str, Any]) -> list[str]:
@@ -301,7 +302,7 @@ CHANGES = st.lists(st.text(max_size=8) | st.from_regex(r"~?[a-z.\[~+${]{1,9}=?.{
 
 
 @pytest.mark.parametrize("load", [load_spec, comgra.load_spec])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     source=VALUES | st.dictionaries(st.sampled_from([*Spec.model_fields]), VALUES, min_size=1),
     overrides=st.just(()) | CHANGES | VALUES,

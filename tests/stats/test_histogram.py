@@ -18,6 +18,7 @@ from comgra_decl.bins import SPACINGS, bends, edges_of, fractions_of
 from comgra_decl.stats import histogram
 from comgra_decl.stats.histogram import Counter, histogram_kernel
 from comgra_decl.stats.sampling import sample_stride
+from tests.support.shortened import examples
 
 from .recording import Tensors, batch_of, reduce, reducer
 
@@ -58,7 +59,7 @@ def off_edges(sample: NDArray[np.float32], bins: int) -> bool:
 ELEMENTS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     tensors=st.lists(
         hnp.arrays(np.float32, st.integers(0, 12), elements=ELEMENTS), min_size=1, max_size=6
@@ -102,7 +103,7 @@ def test_the_kernel_is_compiled_here() -> None:
 SCALES = st.sampled_from([1e-44, 1e-35, 1e-12, 1.0, 1e12, 1e36, 3e38])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data(), bins=st.integers(1, 130), seed=st.integers(0, 2**32 - 1))
 def test_both_recipes_count_the_same(data: st.DataObject, bins: int, seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -199,7 +200,7 @@ def test_without_histograms_there_are_none() -> None:
 # -- bins that are finer near zero -----------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data(), bins=st.integers(2, 130), seed=st.integers(0, 2**32 - 1))
 def test_finer_bins_count_what_numpy_counts_between_their_edges(
     data: st.DataObject, bins: int, seed: int

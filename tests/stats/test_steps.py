@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from comgra_decl.stats import Reduced, Reducer, ring
 from comgra_decl.stats import reducer as module
+from tests.support.shortened import examples
 
 from .recording import Tensors, check, ready, reduce, reducer
 
@@ -48,7 +49,7 @@ def capture(by: Reducer, tensors: Tensors) -> Reduced:
 SEQUENCES = st.lists(st.lists(st.sampled_from(list(KINDS)), max_size=5), min_size=1, max_size=3)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     sequences=SEQUENCES,
     order=st.lists(st.integers(0, 2), min_size=1, max_size=30),

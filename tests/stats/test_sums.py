@@ -17,6 +17,7 @@ from comgra_decl.stats import CannotReduceError, Reducer, sums
 from comgra_decl.stats import reducer as module
 from comgra_decl.stats.reducer import ARENA_ELEMENTS
 from comgra_decl.stats.sums import BLOCK, LargeSums, exact, exact_large
+from tests.support.shortened import examples
 
 from .recording import Tolerance, batch_of, check, reduce, reducer
 
@@ -243,7 +244,7 @@ def test_memory_layouts(scale: int) -> None:
 NUMBERS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     array=hnp.arrays(
         np.float32,
@@ -256,7 +257,7 @@ def test_any_small_float32_tensor(array: np.ndarray, batched: bool) -> None:
     check([(torch.from_numpy(array), 0 if batched else None)])
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     array=hnp.arrays(
         np.float32,

@@ -21,6 +21,7 @@ from comgra_decl.store.salvage import Salvage, TooLargeError
 from comgra_decl.store.view import View
 from tests.store.test_damage import overwrite
 from tests.store.truth import Truth, same
+from tests.support.shortened import examples
 
 FAMILIES = ("agg", "smp", "hist")
 
@@ -193,7 +194,7 @@ def test_want_of_memory_is_no_damage() -> None:
 boxes = st.tuples(st.integers(0, 19), st.integers(1, 20), st.integers(0, 11), st.integers(1, 12))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.sets(st.tuples(st.integers(0, 4), st.integers(0, 3), st.integers(0, 1)), max_size=12), boxes
 )

@@ -1,4 +1,4 @@
-"""Parametrised cases, of which the normal suite runs some and the long suite all."""
+"""Cases of which the normal suite runs some and the long suite all."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import hypothesis
 import pytest
 from _pytest.mark import ParameterSet
 
@@ -21,6 +22,12 @@ def shortened(cases: Iterable[Any], *, tried: int) -> list[ParameterSet]:
         pytest.param(case, marks=[] if number < tried else [pytest.mark.slow])
         for number, case in enumerate(cases)
     ]
+
+
+def examples(most: int) -> int:
+    """Return how many examples Hypothesis tries: in the normal suite, a quarter of `most`."""
+    long = hypothesis.settings.default.max_examples >= 100
+    return most if long else max(5, most // 4)
 
 
 def combined(*axes: Sequence[Any], rounds: int) -> list[ParameterSet]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.hooks.graph.programs import OPERATIONS, Line, Program
+from tests.support.shortened import examples
 
 _EVERYTHING = [Line("trace", index, 0) for index in range(28)]
 
@@ -19,7 +20,7 @@ def test_edges_and_gradients_of_small_programs(lines: list[Line]) -> None:
     assert program.found == program.expected
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.integers(min_value=0, max_value=2**32), st.integers(min_value=5, max_value=25))
 def test_edges_and_gradients_of_random_programs(seed: int, length: int) -> None:
     chosen = random.Random(seed)
