@@ -157,18 +157,21 @@ class FolderHandle:
                 os.close(number)
 
 
+def process_identity() -> dict[str, Any]:
+    """Return what `writer_alive` needs to recognize this process: number, start and machine."""
+    pid = os.getpid()
+    return {"pid": pid, "process_start": _process_start(pid), "machine": _machine()}
+
+
 def writer_identity(handle: FolderHandle | None = None) -> dict[str, Any]:
     """Return the identity of this process, so that a reader can tell whether it is alive.
 
     Args:
         handle: shows that it writes; None in a bucket.
     """
-    pid = os.getpid()
     return {
-        "pid": pid,
+        **process_identity(),
         **({} if handle is None or handle.number is None else {"handle": handle.number}),
-        "process_start": _process_start(pid),
-        "machine": _machine(),
         "host": socket.gethostname(),
         "versions": {name: _version(name) for name in ("comgra-decl", "tensorstore", "numpy")},
     }

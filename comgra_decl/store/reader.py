@@ -14,6 +14,7 @@ import tensorstore as ts
 from comgra_decl.errors import ComgraError, DamagedRunError, RunNotFoundError, UnwrittenRunError
 
 from .database import Database, database_exists, is_bound, new_context, newest_version
+from .last_seen import last_seen, last_writer
 from .layout import HEAD_KEY, LOGS, RUN_KEY, log_key
 from .location import Remote, Where, location
 from .meta import RunMeta, check_version, holds_folder, writer_alive
@@ -304,17 +305,30 @@ class Reader:
 
 
 def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
-    """Return the error for a missing manifest; a new database may be under construction."""
+    """Return the error for a missing manifest; a new database may be under construction.
+
+    If the process has already reported what it does, whether it is still there decides; otherwise,
+    the age of the database.
+    """
     folder = db.place
     if isinstance(folder, Remote):  # the manifest exists, and a copy writes this key last
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
     manifest = folder / "manifest.ocdbt"
     newest = manifest if manifest.exists() else folder
-    if time.time() - newest.stat().st_mtime < _CREATION:  # the manifest is written first
+    changed = newest.stat().st_mtime  # the manifest is written first
+    writer, seen = last_writer(folder.parent), last_seen(folder.parent)
+    if writer is None:
+        alive = time.time() - changed < _CREATION
+    else:
+        alive = writer_alive(writer, last_commit=0.0 if seen is None else seen["time"])
+    if alive:
         return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
+    last = "" if seen is None else f" The program was last seen at step {int(seen['step'])}."
     if newest is manifest or not any(folder.iterdir()):
         return UnwrittenRunError(
             f"{db.path}: nothing was written: the program that created it ended or was killed "
-            "before its first commit, or a copy was interrupted. The folder can be deleted."
+            f"before its first commit, or a copy was interrupted.{last} The folder can be deleted."
         )
-    return DamagedRunError(f"{db.path}: 'manifest.ocdbt' is missing, so no data can be located.")
+    return DamagedRunError(
+        f"{db.path}: 'manifest.ocdbt' is missing, so no data can be located.{last}"
+    )

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import comgra_decl as comgra
+from comgra_decl.errors import RunNotFoundError, UnwrittenRunError
 from comgra_decl.hooks import stalls
 from comgra_decl.hooks.loader_workers import loader_workers
 from comgra_decl.hooks.scalars import automatic, growth
@@ -782,12 +783,23 @@ with comgra.trace("light", root="runs", group="g", name="n"):
 """
 
 
+def committed(folder: Path) -> bool:
+    try:
+        comgra.open_run(folder)
+    except RunNotFoundError:  # it is being created
+        return False
+    return True
+
+
 def test_a_killed_process_leaves_the_step_and_memory_it_was_last_seen_with(tmp_path: Path) -> None:
     program = Program(tmp_path, "-c", TRAINING)
     folder, until = tmp_path / "runs" / "g" / "n", time.monotonic() + 120
     while (seen := last_seen(folder)) is None or seen["step"] < 10:
         assert time.monotonic() < until, program.err.read_text()
         assert program.process.is_alive(), program.err.read_text()
+        time.sleep(0.02)
+    while not committed(folder):
+        assert time.monotonic() < until, program.err.read_text()
         time.sleep(0.02)
     program.kill()
     run = comgra.open_run(folder)
@@ -803,6 +815,38 @@ def test_a_killed_process_leaves_the_step_and_memory_it_was_last_seen_with(tmp_p
     assert any("the process uses" in line for line in ending.parts[0][1])
 
 
+WITHOUT_A_COMMIT = f"""
+import threading
+from comgra_decl.store.writer import RunWriter
+def stuck(writer, *_):
+    writer._db.place.mkdir()
+    threading.Event().wait()
+RunWriter._finish = stuck
+{TRAINING}
+"""
+
+
+def test_a_process_that_is_killed_before_its_first_commit_is_known_at_once_to_be_gone(
+    tmp_path: Path,
+) -> None:
+    program = Program(tmp_path, "-c", WITHOUT_A_COMMIT)
+    folder, until = tmp_path / "runs" / "g" / "n", time.monotonic() + 120
+    database = folder / "trace.ocdbt"
+    while last_seen(folder) is None or not database.exists():
+        assert time.monotonic() < until, program.err.read_text()
+        assert program.process.is_alive(), program.err.read_text()
+        time.sleep(0.02)
+    os.utime(database, (1e9, 1e9))
+    with pytest.raises(RunNotFoundError, match="is being created"):
+        comgra.open_run(folder)  # however old it is, its process is there
+    os.utime(database)
+    program.kill()
+    kept = last_seen(folder)
+    assert kept is not None
+    with pytest.raises(UnwrittenRunError, match=rf"last seen at step {kept['step']}\."):
+        comgra.open_run(folder)  # however young it is
+
+
 def test_what_is_last_seen_is_on_disk_before_it_replaces_what_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -816,7 +860,7 @@ def test_what_is_last_seen_is_on_disk_before_it_replaces_what_was(
     monkeypatch.setattr(os, "fsync", power_fails)
     with pytest.raises(OSError, match="power"):
         write_last_seen(tmp_path, {"time": 2.0, "step": 4})
-    assert [json.loads(text) for text in flushed] == [{"time": 2.0, "step": 4}]
+    assert [json.loads(text)["step"] for text in flushed] == [4]
     assert last_seen(tmp_path) == {"time": 1.0, "step": 3}
 
 
