@@ -155,7 +155,6 @@ def test_calls_inside_a_transform_are_left_out_and_said() -> None:
 
 
 def test_a_compiled_model_is_followed_on_recorded_steps_only() -> None:
-    torch._dynamo.reset()
     graphs: list[Any] = []
 
     def backend(graph: Any, _inputs: Any) -> Any:

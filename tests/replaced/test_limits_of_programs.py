@@ -166,7 +166,6 @@ def test_l22_a_wrong_declaration_is_told_before_anything_is_computed(tmp_path: P
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_l23_compiled_models_are_recorded(tmp_path: Path, backend: str) -> None:
-    torch._dynamo.reset()
     model = mlp()
     run = traced(tmp_path, ALL, lambda: losses_of(torch.compile(model, backend=backend), steps=3))
     assert run.steps.tolist() == [0, 1, 2]

@@ -16,7 +16,7 @@ from comgra_decl.records import SlotKey, StepBatch, Structure
 from comgra_decl.store import Reader, RunWriter, surviving
 from comgra_decl.store.layout import RAW_DTYPES, SYSTEM_COLUMNS
 from tests.store.truth import Truth, meta_of, slot_info
-from tests.support.shortened import examples, shortened
+from tests.support.shortened import shortened
 
 
 def write(path: Path, truth: Truth, *commits: Any) -> RunWriter:
@@ -124,7 +124,7 @@ def test_any_sequence_of_batches_is_read_back(
 
 @pytest.mark.slow
 @COMMITS
-@settings(max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_any_of_many_sequences_of_batches_is_read_back(
     commits: list[list[tuple[int, list[int]]]], seed: int, bins: int | None, samples: int
 ) -> None:

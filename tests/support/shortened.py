@@ -26,7 +26,7 @@ def shortened(cases: Iterable[Any], *, tried: int) -> list[ParameterSet]:
 
 def examples(most: int) -> int:
     """Return how many examples Hypothesis tries: in the normal suite, a quarter of `most`."""
-    long = hypothesis.settings.default.max_examples >= 100
+    long = hypothesis.settings().max_examples >= 100
     return most if long else max(5, most // 4)
 
 

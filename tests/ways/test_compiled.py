@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -85,13 +85,6 @@ WAYS = {
     "blocks": blocks,
     "wrapped": wrapped_blocks,
 }
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def train(told: Told, way: Any, backend: Any, steps: int = 8) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -103,13 +103,6 @@ def attention(_net: Net, x: torch.Tensor) -> torch.Tensor:
 
 
 FLOWS = [functions, modules, nested, recurrent, repeated, mapped, summed, attention]
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def train(flow: Any, *, compiled: bool) -> tuple[Any, Any, list[np.ndarray[Any, Any]]]:

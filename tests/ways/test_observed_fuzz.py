@@ -7,7 +7,7 @@ of it, or in the surrounding eager code. The models here use their tensors in al
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,6 @@ pytestmark = [
 STEPS = 3
 WIDTH = 4
 SPEC = {**FULL, "compile": "observed", "graph": False, "schedule": {"first": STEPS}, "rules": "off"}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
 
 
 def one(value: Any) -> torch.Tensor:

@@ -138,7 +138,6 @@ def test_steps_without_hooks_are_said_in_the_log_the_run_and_the_viewer(
     capsys: pytest.CaptureFixture[str],
     really: bool,
 ) -> None:
-    torch.compiler.reset()
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step = compiled(optimizer) if really else None
@@ -155,7 +154,6 @@ def test_steps_without_hooks_are_said_in_the_log_the_run_and_the_viewer(
                 optimizer.step()
             assert session._hooks is not None
             session._hooks.look()
-    torch.compiler.reset()
     assert "no step has ended since step 1 began" in caplog.text
     assert session.path is not None
     run = comgra.open_run(session.path)
