@@ -126,6 +126,9 @@ class Gate(Router):
         known = self._authenticated is None or self._authenticated(request)
         if not known and not self._is_open(request):
             return _to_login(request, self._application.prefix)
+        if self._leads_to_the_page(request):  # Bokeh would drop the query
+            page = f"{self._application.prefix}/viewer?{request.query}"
+            return _Answer(request, 302, f"The viewer is at {page}.\n", location=page)
         if request.host.startswith("["):  # Panel fails on a bare IPv6 host; the browser recovers
             request.host = f"localhost{request.host.partition(']')[2]}"
         if _is_garbled(request):
@@ -168,6 +171,12 @@ class Gate(Router):
         before, found, rest = unquote(request.path).partition("/components/")
         in_place = found and before == self._application.prefix
         return bool(in_place) and rest.partition("/")[0] not in sys.modules
+
+    def _leads_to_the_page(self, request: HTTPServerRequest) -> bool:
+        """Return whether a request is for the server's root, with a query for the page."""
+        prefix = self._application.prefix
+        asks = request.method in ("GET", "HEAD") and request.query
+        return bool(asks) and request.path in (prefix, f"{prefix}/")
 
     def _is_open(self, request: HTTPServerRequest) -> bool:
         prefix = self._application.prefix

@@ -52,6 +52,17 @@ def test_a_page_with_a_password_gives_nothing_away_before(start: Start, tmp_path
     assert "cdn." not in text
 
 
+@pytest.mark.parametrize("prefix", ["", "/team"])
+def test_the_root_leads_to_the_page_and_keeps_the_query(start: Start, prefix: str) -> None:
+    address = start(*(["--prefix", prefix] if prefix else []))
+    root = address.removesuffix("viewer")
+    query = "?run=group/small&node=head&open=blocks"
+    with urllib.request.urlopen(root + query) as answer:
+        assert answer.url == address + query
+    with urllib.request.urlopen(root) as answer:
+        assert answer.url == address
+
+
 def test_a_foreign_page_may_not_talk_to_it_unless_it_was_named(start: Start) -> None:
     def answer(address: str, origin: str) -> int:
         place = urlsplit(address)
