@@ -6,6 +6,8 @@ const MOVE_AT_MOST = 250; // above this number, boxes jump without animation
 const DRAWN_AT_ONCE = 200; // above this number, boxes outside the stage are hidden
 const BESIDE_STAGE = 40; // how far outside the stage boxes are drawn, in units of the scene
 const SQUEEZE = 0.8; // a label is shortened if it would need a smaller width factor
+const LABEL_SIZE = 12; // pixels, of the font that measures all text
+const VALUE_SIZE = 10; // pixels
 
 class Boxes {
   constructor(layer) {
@@ -24,7 +26,7 @@ class Boxes {
   }
 
   draw(index) {
-    this.measure.font = `500 12px ${getComputedStyle(this.layer).fontFamily || "sans-serif"}`;
+    this.measure.font = `500 ${LABEL_SIZE}px ${getComputedStyle(this.layer).fontFamily || "sans-serif"}`;
     const moving = this.items.size > 0 && index.boxes.size <= MOVE_AT_MOST;
     this.layer.classList.toggle("moving", moving);
     for (const [id, { group }] of this.items) {
@@ -211,13 +213,19 @@ class Boxes {
 
   #value(item, text) {
     item.group.classList.toggle("valued", text !== "");
+    const { w, h } = item.box;
     if (!item.value) {
       if (!text) return;
-      item.value = svgElement(null, "text", { class: "value", x: item.label.getAttribute("x"),
-        y: item.label.getAttribute("y") });
+      item.value = svgElement(null, "text", { class: "value", x: w / 2, y: h / 2 });
       item.label.after(item.value);
     }
-    item.value.textContent = visible(text);
+    const shown = visible(text);
+    item.value.textContent = shown;
+    const squeezed = this.#width(shown) * VALUE_SIZE > (w - 8) * LABEL_SIZE;
+    if (squeezed) {
+      item.value.setAttribute("textLength", w - 8);
+      item.value.setAttribute("lengthAdjust", "spacingAndGlyphs");
+    } else item.value.removeAttribute("textLength");
   }
 }
 

@@ -56,6 +56,23 @@ def test_heat_paints_boxes_and_says_what_is_missing_or_not_finite(show: Show, pa
     expect(page.locator(".legend")).to_contain_text("computed")
 
 
+def test_a_number_stays_inside_its_box_and_beside_its_count(show: Show, page: Any) -> None:
+    scene = scene_of()
+    heat = {box.id: {"fill": "#440154", "text": "\u22121.234e\u221205"} for box in scene.boxes}
+    show(lambda: graph(scene, heat=heat, legend=LEGEND))
+    expect(page.locator(".badge").first).to_be_visible()
+    expect(page.locator(".value")).to_have_count(len(scene.boxes))
+    for shape, value, badge in page.locator(".node").evaluate_all(PLACES):
+        assert value["left"] > shape["left"]
+        assert value["right"] < shape["right"]
+        if badge:
+            assert badge["bottom"] - 3 < value["top"] or value["right"] < badge["left"]
+
+
+PLACES = """(nodes) => nodes.map((node) => [".shape", ".value", ".badge"].map((part) =>
+  node.querySelector(part)?.getBoundingClientRect().toJSON()))"""
+
+
 def test_painted_edges_say_their_number_under_the_pointer(show: Show, page: Any) -> None:
     flow = [
         {"edge": ["embed", "blocks.0"], "width": 2, "color": "#2463ad", "text": "effect -0.1"},
