@@ -132,6 +132,14 @@ class TestWhen:
         steps = [run.slot("Linear").preview(step).step for step in (0, 49, 50, 104)]
         assert steps == [0, 0, 50, 100]
 
+    def test_the_first_four_records_have_those_of_inputs_and_targets(self, tmp_path: Path) -> None:
+        model = nn.Linear(4, 4)
+        run = traced(tmp_path, OUTPUTS, lambda: train(model, images(4, 4), steps=7))
+        given = run.slots[run.slots["kind"] == "input"].iloc[0]
+        slot = run.slot(given["node"], role=given["role"])
+        assert [slot.preview(step).step for step in range(7)] == [0, 1, 2, 3, 3, 3, 3]
+        assert {run.slot("Linear").preview(step).step for step in range(7)} == {0}
+
     def test_the_spec_switches_them_off(self, tmp_path: Path) -> None:
         model = nn.Linear(4, 4)
         run = traced(tmp_path, OUTPUTS, lambda: train(model, images(4, 4)), preview=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,7 @@ FIRST = 4
 """Number of batches that are shown, as in `comgra-decl data`."""
 
 _MOST_SAMPLES = 16
+_STATISTICS = ("min", "max", "mean", "std", "nonfinite")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,9 @@ class Tensor:
         role: its role.
         shapes: its shapes at these steps.
         dtype: its dtype.
-        facts: what its recorded values contain; None if no values were recorded.
+        facts: what its recorded samples contain: from their values or, without them, from their
+            statistics, which know no channels, duplicates and classes; None if neither is known.
+        counted: whether `facts` come from values.
         batches: its samples by step; none for a target.
         classes: for a tensor of classes, how often each of them occurs, the most frequent first.
     """
@@ -60,6 +64,7 @@ class Tensor:
     shapes: tuple[tuple[int, ...], ...]
     dtype: str
     facts: Summary | None
+    counted: bool = False
     batches: tuple[Batch, ...] = ()
     classes: tuple[tuple[str, int], ...] = ()
 
@@ -141,7 +146,10 @@ def _tensor(
     exact = [values for values, _, whole in kept.values() if whole and slot.batch_dim is not None]
     axes = next((names for _, names, _ in kept.values()), ())
     convolved = axes[1:2] == ("channel",)
+    counted = bool(exact)
     facts = summary(slot.role, exact, convolved=convolved) if exact else None
+    if facts is None and slot.batch_dim is not None:
+        facts = _from_statistics(view, at, present, slot, dims)
     batches: tuple[Batch, ...] = ()
     if named is not None:
         drawn = ((step, *kept[step]) for step in kept)
@@ -155,9 +163,55 @@ def _tensor(
         tuple(dict.fromkeys(dims.values())),
         slot.dtype,
         facts,
+        counted,
         batches,
         _counts(view, slot, facts),
     )
+
+
+def _from_statistics(
+    view: RunView,
+    at: Selection,
+    steps: list[int],
+    slot: Slot,
+    dims: dict[int, tuple[int, ...]],
+) -> Summary | None:
+    """Return what the recorded samples contain, from the statistics of each of them.
+
+    All samples of a tensor have the same number of values, so the variance of all values is the
+    mean of the samples' variances plus the variance of their means. Means and standard deviations
+    of samples with NaN or infinite values are left out.
+    """
+    found: dict[str, list[float]] = {name: [] for name in _STATISTICS}
+    for step in steps:
+        try:
+            row = view.sample_row(slot, step, at.type)
+        except ComgraError:
+            continue
+        for sample in row.lines():
+            line = row.line(sample)
+            for name in _STATISTICS:
+                found[name].append(line.get(name, np.nan))
+    if not found["min"] or slot.dtype.startswith("complex") or len({*dims.values()}) > 1:
+        return None
+    low, high, mean, std, bad = (np.array(found[name]) for name in _STATISTICS)
+    whole = np.isfinite(mean) & np.isfinite(std) & ~(bad > 0)
+    return Summary(
+        label=slot.role,
+        shapes=[[*dims[step]] for step in steps[:1]],
+        dtype=slot.dtype,
+        low=_finite(low, np.min),
+        high=_finite(high, np.max),
+        mean=float(mean[whole].mean()) if whole.any() else None,
+        std=float(np.sqrt((std[whole] ** 2).mean() + mean[whole].var())) if whole.any() else None,
+        nonfinite=int(np.nansum(bad)),
+        channels=[], repeated=0, shared=0, samples=len(mean), classes={}, fewest=None,
+    )  # fmt: skip
+
+
+def _finite(values: NDArray[Any], reduced: Callable[[NDArray[Any]], Any]) -> float | None:
+    finite = values[np.isfinite(values)]
+    return float(reduced(finite)) if finite.size else None
 
 
 def _batch(

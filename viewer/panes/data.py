@@ -92,8 +92,14 @@ def _page(found: Data, at: Selection) -> str:
 def _compared(found: Data) -> str:
     """Return from what the numbers are computed."""
     if all(tensor.facts is None for tensor in found.tensors):
-        return "No values were recorded, so there are no numbers."
-    return "All numbers are those of the recorded samples."
+        return "Neither values nor statistics of samples were recorded, so there are no numbers."
+    text = "All numbers are those of the recorded samples."
+    if all(tensor.counted for tensor in found.tensors):
+        return text
+    return (
+        f"{text} Where no values were recorded, they are computed from the statistics of each "
+        "sample, and channels, duplicates and classes are unknown."
+    )
 
 
 def _table(tensors: tuple[Tensor, ...]) -> str:

@@ -19,11 +19,17 @@ if TYPE_CHECKING:
 _SHARE = 0.25
 """The largest part of the space that the disk budget leaves which the previews of a record take."""
 
+_FIRST = 4
+"""The first records with a preview of every input and target: those that *Data* shows."""
+_GIVEN = ("input", "target")
+
 _WHOLE_NUMBERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
 
 class Previewing:
     """Takes previews in every n-th record, unless the disk budget leaves too little space.
+
+    The first four records have previews of inputs and targets in any case.
 
     A record with previews may be many times larger than others, so the average size of a record,
     by which the budget decides whether another one fits, says little about it.
@@ -47,6 +53,7 @@ class Previewing:
         self._refuse = refuse
         self._left = left
         self._records = 0
+        self._due = False
         self._size = 0  # bytes of the last previews
         self._stored = 0  # bytes of all previews so far
         self._previews = Previews(samples=samples)
@@ -54,10 +61,13 @@ class Previewing:
     def begin(self) -> Previewing | None:
         """Start a record; return this object if the record will contain previews."""
         self._previews.clear()
-        return None if self._records % self._every or not self._fits() else self
+        self._due = not self._records % self._every
+        return self if (self._due or self._records < _FIRST) and self._fits() else None
 
     def add(self, index: int, slot: Slot, tensor: torch.Tensor, batch_dim: int | None) -> None:
         """Take a preview of the tensor that the reducer numbers `index`."""
+        if not self._due and slot.kind not in _GIVEN:
+            return
         if slot.piece is not None:
             return  # a shard: its preview would show only a piece of the tensor
         shape = tuple(tensor.shape)

@@ -162,12 +162,44 @@ def test_a_class_alone_in_a_batch_is_reported(tmp_path: Path) -> None:
     assert "the data may not be shuffled" in html_of(view)
 
 
-def test_without_values_the_shapes_remain(tmp_path: Path) -> None:
+def test_without_values_the_numbers_come_from_the_statistics_of_samples(tmp_path: Path) -> None:
     view = of_images(tmp_path, nodes={"all": {"select": "**"}}, probes={}, preview=None)
     given, target = data(view).tensors
-    assert (given.facts, given.batches, target.facts) == (None, (), None)
+    inputs, classes = recorded()
+    assert (given.batches, given.counted) == ((), False)
     assert given.shapes == ((BATCH, 3, 8, 8),)
-    assert "No values were recorded" in html_of(view)
+    assert given.facts is not None
+    assert target.facts is not None
+    assert (given.facts.low, given.facts.high) == (float(inputs.min()), float(inputs.max()))
+    assert given.facts.mean == pytest.approx(float(inputs.double().mean()), abs=1e-6)
+    assert given.facts.std == pytest.approx(float(inputs.double().std(correction=0)), rel=1e-5)
+    assert (target.facts.low, target.facts.high) == (int(classes.min()), int(classes.max()))
+    assert "channels, duplicates and classes are unknown" in html_of(view)
+
+
+def test_large_images_have_a_preview_of_each_batch_and_exact_numbers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    x = torch.rand(5, 4, 3, 64, 64)
+    net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(32, 2))
+    batches = [(each, torch.tensor([0, 1, 0, 1])) for each in x]
+    view = trained(tmp_path, net, batches, nodes={"all": {"select": "**"}})
+    given = data(view).tensors[0]
+    assert [(batch.step, batch.whole) for batch in given.batches] == [(i, False) for i in range(4)]
+    assert given.facts is not None
+    assert given.facts.low == float(x[:4].min())
+    assert given.facts.high == float(x[:4].max())
+
+
+def test_values_that_are_not_finite_are_counted_without_values(tmp_path: Path) -> None:
+    x = torch.rand(2, 4, 5)
+    x[1, 2, :2] = torch.nan
+    spec = {"nodes": {"all": {"select": "**"}}, "preview": None}
+    given = data(trained(tmp_path, nn.Linear(5, 2), [(b, torch.ones(4).long()) for b in x], **spec))
+    facts = given.tensors[0].facts
+    assert facts is not None
+    assert facts.nonfinite == 2
+    clean = torch.cat([x[0], x[1, [0, 1, 3]]])
+    assert facts.mean == pytest.approx(float(clean.double().mean()), abs=1e-6)
 
 
 def html_of(view: RunView, act: Callable[..., None] = lambda **_: None) -> str:
