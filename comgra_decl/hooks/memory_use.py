@@ -1,4 +1,4 @@
-"""The memory of the process and of its devices, and the limits that apply to it."""
+"""The memory of the process and of its devices, the limits that apply to it, and their use."""
 
 from __future__ import annotations
 
@@ -34,14 +34,42 @@ def page_size() -> int:
 
 def device_bytes() -> int | None:
     """Return the bytes that torch's tensors take up on all CUDA devices; None if none is in use."""
+    return _on_devices("memory_allocated")
+
+
+def reserved_bytes() -> int | None:
+    """Return the bytes that torch has reserved on all CUDA devices; None if none is in use."""
+    return _on_devices("memory_reserved")
+
+
+def _on_devices(question: str) -> int | None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    try:
+        ask = getattr(torch.cuda, question)
+        return sum(int(ask(device)) for device in range(torch.cuda.device_count()))
+    except RuntimeError:  # the device has failed
+        return None
+
+
+def device_utilization() -> float | None:
+    """Return the share of the last moments in which a kernel ran, as the driver reports it.
+
+    The mean of the CUDA devices that hold tensors of this process. The share also contains kernels
+    of other processes. None if no device is in use, or if the driver does not report it (NVIDIA's
+    needs the package `nvidia-ml-py`).
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return None
     try:
         devices = range(torch.cuda.device_count())
-        return sum(int(torch.cuda.memory_allocated(device)) for device in devices)
-    except RuntimeError:  # the device has failed
+        used = [device for device in devices if torch.cuda.memory_allocated(device)]
+        shares = [torch.cuda.utilization(device) / 100 for device in used]
+    except Exception:  # the package is missing, or any error of the driver
         return None
+    return sum(shares) / len(shares) if shares else None
 
 
 def memory_facts() -> dict[str, Any]:

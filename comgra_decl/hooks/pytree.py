@@ -140,3 +140,15 @@ def first_batch_size(args: Iterable[Any], kwargs: Mapping[str, Any]) -> int | No
         if tensor.dim() > 0:
             return int(tensor.size(0))  # nested tensors have no `shape`
     return None
+
+
+def first_tokens(args: Iterable[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """Return the number of tokens in the first argument that is a tensor.
+
+    Tokens are the elements of a tensor of integers with two dimensions, as language models take it.
+    Otherwise, returns None.
+    """
+    tensors = tensors_of((*args, *kwargs.values()))
+    if not tensors or tensors[0].dtype not in (torch.int32, torch.int64) or tensors[0].dim() != 2:
+        return None
+    return int(tensors[0].numel())

@@ -25,11 +25,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import comgra_decl as comgra
 from comgra_decl.errors import RunNotFoundError, UnwrittenRunError
-from comgra_decl.hooks import stalls
+from comgra_decl.hooks import memory_use, stalls
 from comgra_decl.hooks.loader_workers import loader_workers
 from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
+from comgra_decl.rules.resources.growing_memory import GrowingMemory
 from comgra_decl.rules.resources.input_bound import InputBound, StalledStep
 from comgra_decl.store.last_seen import FILE, last_seen, write_last_seen
 from tests.rules.tape import Tape
@@ -114,6 +115,93 @@ def test_metrics_are_taken_without_code_and_kept_apart(tmp_path: Path) -> None:
         assert (series[name] >= 0).all()
     rate = series["samples_per_second"] * series["time/step"]
     assert rate.dropna().to_numpy() == pytest.approx(np.full(len(rate.dropna()), 4.0))
+
+
+def of_words(inputs: Tensor) -> Callable[[], None]:
+    """Return a program that trains an embedding on a batch."""
+
+    def program() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(15):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+
+    return program
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_tokens_are_the_integers_that_a_language_model_receives(
+    kind: torch.dtype, tmp_path: Path
+) -> None:
+    table = traced(tmp_path, of_words(torch.ones(3, 7, dtype=kind))).kpis(automatic=True)
+    values = table.pivot_table(index="step", columns="name", values="value")
+    values = values[["time/step", "tokens_per_second", "samples_per_second"]].dropna()
+    assert len(values) >= 5
+    times, *rates = values.to_numpy().T
+    expected = [np.full(len(times), 21.0), np.full(len(times), 3.0)]  # tokens, samples
+    np.testing.assert_allclose([rate * times for rate in rates], expected)
+
+
+@pytest.mark.usefixtures("always")
+def test_other_inputs_are_no_tokens(tmp_path: Path) -> None:
+    run = traced(tmp_path, of_words(torch.ones(3, dtype=torch.int64)))
+    assert "tokens_per_second" not in set(run.kpis(automatic=True)["name"])
+    assert "samples_per_second" in set(run.kpis(automatic=True)["name"])
+
+
+def two_devices(monkeypatch: pytest.MonkeyPatch, utilization: Callable[[int], int]) -> None:
+    """Let torch report three CUDA devices, two of which hold tensors."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: [100, 20, 0][device])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: [400, 50, 0][device])
+    monkeypatch.setattr(torch.cuda, "utilization", utilization)
+
+
+def test_memory_and_use_of_devices_are_those_that_torch_and_the_driver_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert (memory_use.reserved_bytes(), memory_use.device_utilization()) == (None, None)
+    two_devices(monkeypatch, lambda device: [90, 40, 10][device])
+    assert memory_use.device_bytes() == 120
+    assert memory_use.reserved_bytes() == 450
+    assert memory_use.device_utilization() == pytest.approx(0.65)
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("pynvml"), RuntimeError("driver"), OSError])
+def test_without_the_drivers_answer_the_use_of_devices_is_missing(
+    error: Exception | type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> int:
+        raise error
+
+    two_devices(monkeypatch, fail)
+    assert memory_use.device_utilization() is None
+
+
+@pytest.mark.usefixtures("always")
+def test_metrics_of_devices_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"device_bytes": 7, "reserved_bytes": 9, "device_utilization": 0.5}.items():
+        monkeypatch.setattr(automatic, name, lambda value=value: value)
+    table = traced(tmp_path, two_groups).kpis(automatic=True).set_index("name")["value"]
+    assert set(table["memory/device"]) == {7.0}
+    assert set(table["memory/device_reserved"]) == {9.0}
+    assert table["device/utilization"] == 0.5  # once in five seconds
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_on_a_real_device_is_that_of_its_tensors() -> None:
+    kept = torch.ones(1 << 20, device="cuda")
+    allocated, reserved = memory_use.device_bytes(), memory_use.reserved_bytes()
+    assert allocated is not None
+    assert reserved is not None
+    assert kept.nbytes <= allocated <= reserved
+    share = memory_use.device_utilization()
+    assert share is None or 0 <= share <= 1
 
 
 @pytest.mark.usefixtures("always")
@@ -565,6 +653,24 @@ def test_a_single_long_step_does_not_hide_that_others_wait(
         for at, ms in enumerate(times)
     ]
     assert bool(Tape(numbers=numbers).findings(InputBound())) is found
+
+
+@pytest.mark.parametrize(
+    ("name", "whose"),
+    [
+        ("auto:memory/host", "of the process"),
+        ("auto:memory/device", "on the device"),
+        ("auto:memory/device_reserved", None),  # tensors come and go in it
+        ("host", None),  # a metric of the program
+    ],
+)
+def test_only_the_memory_of_the_process_and_of_tensors_may_leak(
+    name: str, whose: str | None
+) -> None:
+    tape = Tape(numbers=[(name, "train", step, (500 + step) * 2.0**20) for step in range(200)])
+    messages = [finding.message for finding in tape.findings(GrowingMemory())]
+    assert bool(messages) is (whose is not None)
+    assert all(f"The memory {whose} grows steadily" in message for message in messages)
 
 
 def growing() -> dict[str, float]:

@@ -19,9 +19,14 @@ import torch
 from comgra_decl.hooks.call_context import is_no_step, torch_variable
 from comgra_decl.hooks.compiled.stance import anything_compiled
 from comgra_decl.hooks.hook_lists import Placed, before_steps
-from comgra_decl.hooks.memory_use import device_bytes, host_bytes
+from comgra_decl.hooks.memory_use import (
+    device_bytes,
+    device_utilization,
+    host_bytes,
+    reserved_bytes,
+)
 from comgra_decl.hooks.module_tree import in_training
-from comgra_decl.hooks.pytree import first_batch_size
+from comgra_decl.hooks.pytree import first_batch_size, first_tokens
 from comgra_decl.hooks.recursion import EveryCall
 from comgra_decl.hooks.scalars.growth import Growth
 from comgra_decl.records import AUTOMATIC, GROWING, GROWING_BYTES
@@ -44,6 +49,9 @@ FIRST_MODULES = 1.0
 MEMORY_INTERVAL = 0.5
 """Seconds between memory readings."""
 
+UTILIZATION_INTERVAL = 5.0
+"""Seconds between two questions to the driver of the devices."""
+
 _MOST_RATES = 16
 
 
@@ -57,6 +65,7 @@ class Stopwatch:
         passes: the number of `backward` calls.
         optimizer: the total time of optimizer steps.
         batch: the batch size of the first model call.
+        tokens: the number of tokens that it receives; None if it receives none.
         spoiled: whether anything else happened, such as an evaluation.
     """
 
@@ -66,6 +75,7 @@ class Stopwatch:
         self.backward = self.optimizer = 0.0
         self.passes = 0
         self.batch: int | None = None
+        self.tokens: int | None = None
         self.spoiled = False
         self._backward_since: float | None = None
         self._last_backward: float | None = None
@@ -137,7 +147,7 @@ class AutomaticMetrics:
         self._growth: Growth | None = Growth()
         self._due = clock() + INTERVAL
         self._modules_due = clock() + FIRST_MODULES
-        self._memory_due = clock()
+        self._memory_due = self._utilization_due = clock()
 
     @property
     def timing(self) -> bool:
@@ -187,6 +197,10 @@ class AutomaticMetrics:
         if now >= self._memory_due:
             self._memory_due = now + MEMORY_INTERVAL
             self._tell_memory()
+        if now >= self._utilization_due:
+            self._utilization_due = now + UTILIZATION_INTERVAL
+            if (share := device_utilization()) is not None:
+                self._tell("device/utilization", share)
 
     def stop(self) -> None:
         """Stop timing the step in progress."""
@@ -207,7 +221,8 @@ class AutomaticMetrics:
 
     def _tell_memory(self) -> None:
         host, device = host_bytes(), device_bytes()
-        for name, size in (("host", host), ("device", device)):
+        sizes = {"host": host, "device": device, "device_reserved": reserved_bytes()}
+        for name, size in sizes.items():
             if size is not None:
                 self._tell(f"memory/{name}", float(size))
         size = device or host
@@ -225,8 +240,10 @@ class AutomaticMetrics:
             self._tell(name, seconds)
         if plain is not None and plain > 0:
             self._tell("time/step", plain)
-            if times and watch.batch is not None and watch.passes == 1:
-                self._tell("samples_per_second", watch.batch / plain)
+            if times and watch.passes == 1:
+                for what, number in (("samples", watch.batch), ("tokens", watch.tokens)):
+                    if number is not None:
+                        self._tell(f"{what}_per_second", number / plain)
 
     def _tell(self, name: str, value: float) -> None:
         self._scalars.measured(AUTOMATIC + name, value)
@@ -243,6 +260,7 @@ class AutomaticMetrics:
             watch.spoiled = not (torch.is_grad_enabled() and in_training(module))
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {}
             watch.batch = first_batch_size(args, kwargs)
+            watch.tokens = first_tokens(args, kwargs)
             self._calls.remove()
         except Exception as error:
             self._on_fault(error)

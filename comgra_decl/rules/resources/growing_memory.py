@@ -28,7 +28,7 @@ _MEMORY = f"{AUTOMATIC}memory/"
 _GROWING = AUTOMATIC + GROWING
 _GROWING_BYTES = AUTOMATIC + GROWING_BYTES
 _MOST_NAMED = 3
-_WHOSE = {"host": "of the process", "device": "on the device"}
+_WHOSE = {f"{_MEMORY}host": "of the process", f"{_MEMORY}device": "on the device"}
 
 
 class GrowingMemoryParameters(RuleParameters):
@@ -79,8 +79,8 @@ class GrowingMemory(Rule):
 
     def look_at_numbers(self, numbers: Numbers) -> None:
         """Add memory readings, and what was found to grow."""
-        if numbers.name.startswith(_MEMORY):
-            curve = self._curves.setdefault(numbers.name.removeprefix(_MEMORY), Curve())
+        if numbers.name in _WHOSE:
+            curve = self._curves.setdefault(numbers.name, Curve())
             curve.add(numbers.steps, numbers.values)
         elif numbers.name.startswith(_GROWING):
             self._counts[numbers.name.removeprefix(_GROWING)] = float(numbers.values[-1])
@@ -113,7 +113,7 @@ class GrowingMemory(Rule):
             "to_mib": float(means[-1]) / 2**20,
         }
         text = (
-            f"The memory {_WHOSE.get(name, name)} grows steadily, by {_size(slope)} per step: from "
+            f"The memory {_WHOSE[name]} grows steadily, by {_size(slope)} per step: from "
             f"{_size(float(means[start]))} to {_size(float(means[-1]))}."
         )
         growing = self._growing()
