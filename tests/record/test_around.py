@@ -798,6 +798,22 @@ def test_what_grows_outside_of_lists_is_named(
     assert program.train(lambda output: keep(program, output)) == expected
 
 
+@pytest.mark.parametrize(("every", "named"), [(5, True), (20, False)])
+def test_what_grows_in_one_of_several_steps_is_named_unless_that_is_rare(
+    every: int, named: bool
+) -> None:
+    gc.collect()
+    program, steps = Keeping(), itertools.count()
+
+    def keep(output: Tensor) -> None:
+        if next(steps) % every == 0:
+            program.in_an_object(output)
+
+    gains = program.train(keep)
+    assert list(gains) == ["History.kept"] * named
+    assert all(0.1 < number < 0.3 and not in_bytes for number, in_bytes in gains.values())
+
+
 def test_a_running_sum_with_its_graph_is_named() -> None:
     program = Keeping()
     gains = program.train(program.in_a_sum)

@@ -40,6 +40,8 @@ LEAST = 4 << 20
 _STEADY = 0.8  # share of the readings that must exceed the previous one
 _STEPS = 20  # minimum number of steps between two measurements
 _SHARE = 0.2  # of the memory's growth that a tensor must explain
+_OFTEN = 10  # steps in which a container must gain an entry, such as one of each evaluation
+_LEAST_ENTRIES = 4  # that it must gain between two measurements
 _MOST_COUNTS = 6
 _MOST_HOLDERS = 3
 _LEAST_LENGTH = 8
@@ -122,7 +124,8 @@ def _gains(before: _Measured, now: _Measured, containers: dict[int, Any]) -> Ite
     least = max(_SHARE * (now.memory - before.memory), 1.0)
     for name, size in _largest(before.held.sizes, now.held.sizes, least):
         yield Gain(name, size / steps, in_bytes=True)
-    longer = _largest(Counter(before.lengths), Counter(now.lengths), steps / 2)
+    few = max(_LEAST_ENTRIES, steps / _OFTEN)
+    longer = _largest(Counter(before.lengths), Counter(now.lengths), few)
     longer = [(number, gain) for number, gain in longer if number in before.lengths]
     hidden = {id(containers), id(now.lengths)}
     named = (
@@ -134,7 +137,7 @@ def _gains(before: _Measured, now: _Measured, containers: dict[int, Any]) -> Ite
         yield Gain(name, gain / steps)
     for name, gain in _largest(before.held.counts, now.held.counts, steps / 2):
         yield Gain(name, gain / steps)
-    made = _largest(before.held.made, now.held.made, steps / 2)
+    made = _largest(before.held.made, now.held.made, few)
     names = makers({each for each, _ in made}) if made else {}
     for each, gain in made:
         if each in names:
