@@ -86,6 +86,7 @@ IN_A_MODULE: dict[str, Mistake] = {
     "targets_not_classes": _in(nn.NLLLoss(), _ones(4, 3), _ones(4, 1, dtype=LONG)),
     # indices and ranges
     "embedding_index": _in(nn.Embedding(10, 4), torch.tensor([3, 10])),
+    "embedding_bag_index": _in(nn.EmbeddingBag(10, 4), torch.tensor([[3, 10]])),
     "class_out_of_range": _in(nn.CrossEntropyLoss(), _ones(4, 3), torch.full((4,), 3)),
     "index_out_of_bounds": _in(lambda x: x[torch.tensor([5])], _ones(4, 3)),
     "gather_index": _in(lambda x: torch.gather(x, 1, torch.full((4, 1), 3)), _ones(4, 3)),
