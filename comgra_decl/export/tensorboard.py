@@ -8,7 +8,7 @@ from comgra_decl.sinks.tensorboard import TensorBoardSink
 
 from .content import Content
 from .forwarding import forward
-from .projector import write_projector
+from .projector import points_in
 
 
 def write(content: Content, to: Path) -> None:
@@ -17,7 +17,9 @@ def write(content: Content, to: Path) -> None:
     state = "failed"
     try:
         chosen = forward(content, sink)
+        found = [*points_in(content.run, chosen)]
+        if any(points.tensors for points in found):
+            sink.points(found)
         state = content.run.state
     finally:
         sink.end(state)
-    write_projector(content.run, chosen, to)

@@ -576,6 +576,7 @@ class Session:
                 selection=selection_of(sink.options),
                 slots=[] if self._past is None else self._past.slots,
                 artifact=getattr(sink.options, "artifact", False),
+                points=sink.tensorboard is not None,
                 spacing=meta.spacing,
                 begun=self._finish_before_tools,
             )

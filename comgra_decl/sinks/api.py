@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .graph import Graph
+from .points import Points
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 """What names of artifacts do not contain."""
@@ -99,6 +100,9 @@ class Sink(Protocol):
 
     def graph(self, at: Moment, graph: Graph) -> None:
         """Write the dependency graph; called once for each new graph."""
+
+    def points(self, records: Sequence[Points]) -> None:
+        """Show the newest values as points, in place of those from before."""
 
     def artifact(self, folder: Path) -> None:
         """Store a copy of the run, whose folder is removed afterwards; called before `end`."""

@@ -28,6 +28,7 @@ from comgra_decl.store.last_seen import remove_last_seen
 from .api import About, Moment, Sink
 from .feed import Feed, Metrics, Records
 from .graph import graph_of
+from .points import NewestPoints
 from .selection import Selection
 
 _log = logging.getLogger("comgra_decl")
@@ -65,6 +66,7 @@ class LiveSink:
         slots: Sequence[SlotInfo] = (),
         queue_bytes: int = _QUEUE_BYTES,
         artifact: bool = False,
+        points: bool = False,
         spacing: Spacing = "linear",
         begun: Callable[[], None] = lambda: None,
     ) -> None:
@@ -78,6 +80,7 @@ class LiveSink:
             slots: slots of a resumed run.
             queue_bytes: largest size of what waits for the sink.
             artifact: whether the tool receives a copy of the run when it has ended.
+            points: whether the tool receives recorded values as points.
             spacing: of the bins of histograms.
             begun: called on the thread when the tool has created its run.
         """
@@ -95,6 +98,9 @@ class LiveSink:
         self._waiting = 0
         self._on_begun = begun
         self._pictured = {slot.id for slot in slots if selection.pictured(slot.key)}
+        self._points = NewestPoints(selection) if points else None
+        if self._points is not None:
+            self._points.see(slots)
         self._left_out = [0, 0]  # records; metrics and notes
         self._state: str | None = None
         self._off = False
@@ -126,6 +132,9 @@ class LiveSink:
             if not (self._started or scalars or any(b.steps or b.new_slots for b in kept)):
                 return
             self._started = True
+            if self._points is not None:
+                for batch in batches:
+                    self._points.keep(batch)
             if self._waiting + size > self._limit and self._queue:
                 self._leave_out(kept, scalars)
             else:
@@ -214,6 +223,8 @@ class LiveSink:
             self._see(feed, self._earlier)
             while (found := self._next()) is not None:
                 self._send(sink, feed, found)
+                self._send_points(sink, feed)
+            self._send_points(sink, feed, last=True)
             if self.stores_run:
                 self._store_run(sink)
             sink.end(self._state or "stopped")
@@ -294,6 +305,11 @@ class LiveSink:
                 feed.pictures(Moment(info.step, info.time), values)
             if FINDINGS in batch.documents:
                 feed.findings(batch.documents[FINDINGS], _first(batch)[1])
+
+    def _send_points(self, sink: Sink, feed: Feed, *, last: bool = False) -> None:
+        """Send the newest values, unless it is too early to send them again."""
+        if self._points is not None:
+            self._points.write(feed.chosen, sink.points, last=last)
 
     def _send_scalars(self, feed: Feed, part: ScalarBatch) -> None:
         """Send logged values, which have no time of their own; omits shadowed automatic ones."""

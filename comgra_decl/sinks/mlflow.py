@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from comgra_decl.errors import needed
 from .api import About, Moment
 from .graph import Graph, plain
 from .naming import encoded
+from .points import Points
 
 EXTRA = "mlflow"
 LINK = "comgra.run"
@@ -138,6 +139,9 @@ class MlflowSink:
     def graph(self, at: Moment, graph: Graph) -> None:
         """Store the graph as an artifact."""
         self._client.log_dict(self._id, plain(graph), "comgra/graph.json")
+
+    def points(self, records: Sequence[Points]) -> None:
+        """Do nothing: only TensorBoard has a projector."""
 
     def artifact(self, folder: Path) -> None:
         """Store the run as the artifacts below `comgra/run`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from comgra_decl.errors import needed
 
 from .api import About, Moment
 from .graph import Graph
+from .points import Points
+from .projector import write_points
 
 EXTRA = "tensorboard"
 
@@ -109,6 +111,10 @@ class TensorBoardSink:
         self._file.add_event(
             self._event(wall_time=at.time, graph_def=_graph_def(graph).SerializeToString())
         )
+
+    def points(self, records: Sequence[Points]) -> None:
+        """Write points for the projector, which are files beside the event file."""
+        write_points(records, self._folder)
 
     def artifact(self, folder: Path) -> None:
         """Do nothing: TensorBoard has no artifacts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from comgra_decl.errors import needed
 
 from .api import About, Moment
 from .graph import Graph, plain
+from .points import Points
 
 EXTRA = "trackio"
 LINK = "comgra_run"
@@ -74,6 +75,9 @@ class TrackioSink:
     def graph(self, at: Moment, graph: Graph) -> None:
         """Log the graph as JSON data."""
         self._run.log({"comgra_graph": plain(graph)}, step=at.step)
+
+    def points(self, records: Sequence[Points]) -> None:
+        """Do nothing: only TensorBoard has a projector."""
 
     def artifact(self, folder: Path) -> None:
         """Store the run as an artifact of type `comgra-run`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from comgra_decl.record import session
 from comgra_decl.records import Note, ScalarBatch
 from comgra_decl.sinks import About, Graph, Moment, Selection, making
 from comgra_decl.sinks import live as live_sinks
+from comgra_decl.sinks.points import Points
 from comgra_decl.spec import load_spec
 from tests.cli.test_commands import done
 from tests.store.truth import Truth
@@ -91,6 +92,9 @@ class Memory:
 
     def graph(self, at: Moment, graph: Graph) -> None:
         self.graphs.append(graph)
+
+    def points(self, records: Sequence[Points]) -> None:
+        raise AssertionError("only TensorBoard has a projector")
 
     def artifact(self, folder: Path) -> None:
         self.copied = comgra.open_run(folder).kpis()

@@ -46,7 +46,7 @@ class Remembering:
     def ignore(self, *_: Any) -> None:
         """Receive what these tests do not look at."""
 
-    histogram = image = text = graph = ignore
+    histogram = image = text = graph = points = ignore
 
     def artifact(self, folder: Path) -> None:
         copy = open_run(folder)
