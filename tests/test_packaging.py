@@ -99,15 +99,19 @@ class Environment:
         self.python = self.bin / "python"
         run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
         self.packages = Path(self.output("import sysconfig; print(sysconfig.get_path('purelib'))"))
-        dependencies = folder / "dependencies"
-        dependencies.mkdir()
-        every = Path(sysconfig.get_path("purelib")).iterdir()
-        chosen = {e.name: e for e in every} if only is None else _entries(only.values())
-        for name, entry in chosen.items():
-            if not _is_ours(entry) and _package(entry) not in without:
-                (dependencies / name).parent.mkdir(exist_ok=True)
-                (dependencies / name).symlink_to(entry)
-        (self.packages / "dependencies.pth").write_text(f"{dependencies}\n")
+        if only is None:  # also those that a path file adds, as in the environment of the peers
+            every = [{e.name: e for e in place.iterdir()} for place in _site_packages()]
+        else:
+            every = [_entries(only.values())]
+        folders = [folder / f"dependencies{number}" for number in range(len(every))]
+        for dependencies, chosen in zip(folders, every, strict=True):
+            dependencies.mkdir()
+            for name, entry in chosen.items():
+                if not _is_ours(entry) and _package(entry) not in without:
+                    (dependencies / name).parent.mkdir(exist_ok=True)
+                    (dependencies / name).symlink_to(entry)
+        lines = "".join(f"{dependencies}\n" for dependencies in folders)
+        (self.packages / "dependencies.pth").write_text(lines)
 
     def output(self, code: str, cwd: Path = Path("/")) -> str:
         """Run Python code and return its output."""
@@ -126,6 +130,12 @@ class Environment:
     def gained(self) -> set[str]:
         """Return the names that installing has added to the top level of site-packages."""
         return {entry.name for entry in self.packages.iterdir()} - {"dependencies.pth"}
+
+
+def _site_packages() -> list[Path]:
+    """Return the folders with packages on the path, first that of this environment."""
+    others = (path for path in sys.path if Path(path).name == "site-packages")
+    return [Path(path) for path in dict.fromkeys([sysconfig.get_path("purelib"), *others])]
 
 
 def _entries(packages: Iterable[Distribution]) -> dict[str, Path]:
