@@ -140,7 +140,7 @@ def induction_table(snapshot: Snapshot, step: int | None, type_: str | None) -> 
     slots = snapshot.view.slots
     patterns = [slot for slot in slots if _is_attention(slot)]
     rows = []
-    for record in snapshot.records(type_).tolist():
+    for record in snapshot.records(type_).tolist() if patterns else ():
         at = int(snapshot.steps[record])
         if step is not None and at != step:
             continue

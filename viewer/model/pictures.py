@@ -19,6 +19,7 @@ from comgra_decl.viewer.model.images import flat, largest_magnitude, png, signed
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
 from comgra_decl.viewer.model.record_pictures import (
     Computed,
+    of_heads,
     of_node,
     of_step,
     of_training,
@@ -166,7 +167,7 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
     steps = view.steps(type_) if type_ else None
     step = None if steps is None else nearest(steps, at.step if at.step is not None else -1)
     if step is None:
-        computed = of_training(view, at.step, at.node)
+        computed = (*of_heads(view, at.step), *of_training(view, at.step, at.node))
         return Album("", -1, 0, computed=computed, exhibits=exhibits)
     tiles = view.ever(("tiles", type_, step), lambda: gallery(view, type_, step))
     sample = min(at.sample or 0, max(0, len(tiles) - 1))
@@ -179,6 +180,7 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
         _landscapes(view, type_, step),
         (clouds or Clouds()).of(view, type_, step, at.node),
         (
+            *of_heads(view, at.step),
             *of_node(view, type_, step, at.node, sample),
             *(of_step(view, name, type_, step) for name in _OF_STEP),
             *of_training(view, at.step, at.node),

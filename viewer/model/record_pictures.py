@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Picture
 from comgra_decl.records import PROBE_PREFIX
+from comgra_decl.viewer.model.attention import layers
 from comgra_decl.viewer.model.images import largest_magnitude
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import nearest
@@ -23,6 +25,17 @@ MOST_VALUES = 20_000_000
 
 _MOST_WORK = 2_000_000_000
 """Most multiplications while one waits, for the singular values of a weight."""
+
+_MOST_CURVES = 8
+"""Most attention heads whose scores are drawn."""
+
+_ATTENTION = """\
+nodes:
+  all: {select: "**", capture: [input, output], values: true}
+  fused: {select: {function: F.scaled_dot_product_attention}, attention: {recompute: true},
+    values: true, optional: true}
+  softmax: {select: {function: torch.softmax}, values: true, optional: true}"""
+"""The lines that record attention weights and tokens."""
 
 OF_NODE = ("dead_units", "likeness_over_steps")
 """Pictures of one node at all steps."""
@@ -199,6 +212,82 @@ def size_of(view: RunView, node: str) -> int:
     """Return the number of values of a node's first output."""
     slots = [s for s in view.slots.values() if s.node == node and s.role.startswith("output")]
     return int(np.prod(slots[0].shape)) if slots else 0
+
+
+# -- of attention heads ------------------------------------------------------------------------
+
+
+def of_heads(view: RunView, step: int | None) -> tuple[Computed, ...]:
+    """Return the induction scores of the heads with the highest ones, over the steps of training.
+
+    Args:
+        view: the run.
+        step: the step to mark; None for the last.
+
+    Returns:
+        Nothing for a run without attention to tokens.
+    """
+    heads, steps = layers(view), view.steps("").tolist()
+    if not heads or not any(map(_is_tokens, view.slots.values())):
+        return ()
+    if len(steps) * sum(_kept_of(view, slot) for slot in heads) > MOST_VALUES:
+        why = f"{len(steps)} steps take too long to read here; call run.induction()."
+        return (Computed("induction", None, why),)
+    known = [found for at in steps if (found := _induction(view, at)) is not None]
+    if known:
+        return (_strongest(pd.concat(known, axis=1), step),)
+    why = "No record contains the values of attention weights and of the tokens."
+    return (Computed("induction", None, why, _ATTENTION),)
+
+
+def _kept_of(view: RunView, slot: Slot) -> int:
+    """Return the number of values of a tensor that a record keeps."""
+    return min(slot.shape[0], view.run.spec.samples.count) * int(np.prod(slot.shape[1:]))
+
+
+def _induction(view: RunView, step: int) -> pd.Series[float] | None:
+    """Return the scores of one step by node, iteration and head; None without values at it."""
+
+    def compute() -> pd.Series[float] | None:
+        try:
+            found = view.run.induction(step)["score"]
+        except ComgraError:
+            return None
+        return found.droplevel("step").rename(step)
+
+    return view.ever(("induction", step), compute)
+
+
+def _strongest(scores: pd.DataFrame, step: int | None) -> Computed:
+    """Return the curves of the heads whose scores are the highest at any step.
+
+    Args:
+        scores: a row for each head, a column for each step.
+        step: the step to mark.
+    """
+    order = scores.max(axis=1).dropna().sort_values(ascending=False, kind="stable").index
+    if not len(order):
+        return Computed("induction", None, "No recorded sequence repeats a token.")
+    several = scores.index.get_level_values("iteration").max() > 0
+    chosen = scores.loc[order[:_MOST_CURVES]]
+    names = [
+        f"{node}, head {head}" + (f", iteration {call}" if several else "")
+        for node, call, head in chosen.index
+    ]
+    steps = chosen.columns.to_numpy(np.int64)
+    picture = Picture(
+        "induction",
+        chosen.to_numpy(np.float64),
+        ("head", "step"),
+        labels={"head": names, "step": steps.tolist()},
+        facts={"nodes": [str(node) for node, _, _ in chosen.index], "heads": len(scores)},
+    )
+    high = float(np.nanmax(picture.values))
+    return Computed("induction", picture, step=nearest(steps, step) or 0, high=high)
+
+
+def _is_tokens(slot: Slot) -> bool:
+    return slot.kind == "input" and "int" in slot.dtype and len(slot.shape) == 2
 
 
 # -- of training -------------------------------------------------------------------------------

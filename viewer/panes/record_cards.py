@@ -22,7 +22,7 @@ from comgra_decl.viewer.model.images import (
 from comgra_decl.viewer.model.landscapes import Curve, Floats, Landscape
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.record_pictures import Computed
-from comgra_decl.viewer.palette import SCALE, colour_at
+from comgra_decl.viewer.palette import LINES, SCALE, colour_at
 from comgra_decl.viewer.panes.landscapes import landscape_card
 
 CSS = """
@@ -42,9 +42,13 @@ CSS = """
 .card .twice { display: flex; flex-wrap: wrap; gap: 16px; }
 .card .flow td.bar { min-width: 150px; text-align: right; }
 .card .flow th { border: 0; font-weight: 450; }
+.card .several path { stroke: var(--line-colour); }
+.card .several circle { cursor: auto; fill: var(--line-colour); }
+.card .heads th::before { background: var(--line-colour); border-radius: 2px; content: "";
+  display: inline-block; height: 8px; margin-right: 6px; width: 8px; }
 """.replace("SHADES", ", ".join(SCALE))
 
-_SIZE, _MARGIN = 190, 8
+_SIZE, _WIDE, _MARGIN = 190, 300, 8
 _DEAD = np.array([0xD6, 0x33, 0x4A], np.uint8)
 _ALIVE = np.array([0xC9, 0xD3, 0xE6], np.uint8)
 _MOST_TILES = 64
@@ -67,6 +71,7 @@ _TITLES = {
     "loss_cam": "Grad-CAM of the loss",
     "feature_maps": "feature maps",
     "filters": "filters",
+    "induction": "induction scores of attention heads",
 }
 
 
@@ -343,6 +348,40 @@ def _filters(found: Computed, picture: Picture) -> str:
     )
 
 
+def _induction(found: Computed, picture: Picture) -> str:
+    """Return a card with a curve for each head, and a table with the scores at the step."""
+    steps, high = np.asarray(picture.labels["step"], np.float64), found.high or 1.0
+    here = _place(picture.labels["step"], found.step)
+    across = _MARGIN + (steps - steps[0]) / max(steps[-1] - steps[0], 1.0) * (_WIDE - 2 * _MARGIN)
+    heights = _MARGIN + (1 - picture.values / high) * (_SIZE - 2 * _MARGIN)
+    curves, rows = [], []
+    heads = zip(picture.labels["head"], picture.facts["nodes"], strict=True)
+    for i, (name, node) in enumerate(heads):
+        style = f'style="--line-colour:{LINES[i % len(LINES)]}"'
+        known = np.isfinite(heights[i])
+        spots = [f"{x:.1f} {y:.1f}" for x, y in zip(across[known], heights[i, known], strict=True)]
+        value = float(picture.values[i, here])
+        dot = ""
+        if value == value:  # not NaN
+            dot = f'<circle cx="{across[here]:.1f}" cy="{heights[i, here]:.1f}" r="3"/>'
+        curves.append(f'<g {style}><path d="M{"L".join(spots)}"/>{dot}</g>')
+        rows.append(
+            f'<tr {style}><th tabindex="0" data-send="node:{_raw(node)}">{_e(name)}</th>'
+            f"<td>{number(value, digits=3) if value == value else MISSING}</td></tr>"
+        )
+    marked = f'x1="{across[here]:.1f}" x2="{across[here]:.1f}" y1="{_MARGIN}" y2="{_SIZE}"'
+    ends = f"{count(int(steps[0]))} to {count(int(steps[-1]))}"
+    return (
+        f'<div class="card"><h3>{_title(found)}</h3><svg class="curve several" width="{_WIDE}" '
+        f'height="{_SIZE}" role="img" aria-label="Induction scores by step"><line {marked}/>'
+        f"{''.join(curves)}</svg><p>from 0 to {number(high, digits=3)}, steps {ends}</p>"
+        f'<table class="heads"><tbody>{"".join(rows)}</tbody></table>'
+        f"<p>{count(len(rows))} of {count(picture.facts['heads'])} heads, with the highest scores; "
+        f"numbers: step {count(int(steps[here]))}. How much attention a query pays to what "
+        "followed the same token before: 1 if all of it</p></div>"
+    )
+
+
 def _tile(place: Floats, name: str, kind: str) -> str:
     return f'<img{kind} src="{png(signed(flat(place)))}" alt="{name}" title="{name}">'
 
@@ -363,4 +402,5 @@ _DRAWN: dict[str, Callable[[Computed, Picture], str]] = {
     "loss_cam": _loss_cam,
     "feature_maps": _features,
     "filters": _filters,
+    "induction": _induction,
 }
