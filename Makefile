@@ -64,7 +64,7 @@ test-bridges: $(VENV)/peers/.test $(VENV)/.zoo  ## send runs to other tools and 
 test-research: $(VENV)/research/.test  ## compare with TransformerLens, nnsight and pyvene on the same weights
 	@$(VENV)/research/bin/python -m benchmarks.transformerlens
 	@$(VENV)/research/bin/python -m pytest tests/benchmarks/test_transformerlens.py \
-		tests/docs/test_coming_from.py $(ARGS)
+		tests/docs/test_coming_from.py tests/probing/test_left_alone.py $(ARGS)
 
 test-oldest: $(OLDEST)/.test browser  ## run most tests with the oldest supported version of every dependency
 	@CHROMIUM="$$(.ci/chromium)" $(OLDEST)/bin/python -m pytest -n $(WORKERS) \
