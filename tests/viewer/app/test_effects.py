@@ -27,6 +27,7 @@ from comgra_decl.viewer.model.effects import effect_tables, place_effects
 from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.page import create_page
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.compare import ComparePane
 from comgra_decl.viewer.panes.effects import cell_token
@@ -399,6 +400,9 @@ def test_the_browser_draws_the_tables(
     place = page.locator(".card", has=page.get_by_role("heading", name="heads: blocks.1.attn.out"))
     expect(place.get_by_role("heading")).to_have_text("heads: blocks.1.attn.out, head 1")
     expect(place.locator("tbody tr")).to_have_count(4)
+    course = place.get_by_role("img", name="Mean effect over steps")
+    expect(course.locator("polyline")).to_have_count(1)
+    expect(course.locator("polygon")).to_have_count(1)  # the band of the error over the samples
     expect(page.locator("td[aria-selected]")).to_have_count(1)
     circuit = page.locator(".card", has=page.get_by_role("heading", name="paths: circuit"))
     expect(circuit.locator("svg.circuit path[stroke]")).to_have_count(10)
@@ -407,6 +411,37 @@ def test_the_browser_draws_the_tables(
     circuit.screenshot(path=tmp_path / "circuit.png")
     place.screenshot(path=tmp_path / "place.png")
     page.screenshot(path=tmp_path / "effects.png", full_page=True)
+
+
+@pytest.mark.browser
+def test_a_click_in_the_page_shows_both_sides_in_compare_and_on_the_graph(
+    view: RunView, serve: Callable[..., str], page: Any, tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect
+
+    address = serve(lambda: create_page([str(view.run.path.parent)]))
+    page.goto(f"{address}?section=pictures&step=2&node=head")
+    card = page.locator(".card", has=page.get_by_role("heading", name="no_mlp: effect on loss"))
+    card.locator("tbody td").click()
+    sides = "this: intervention:no_mlp, step 2 \u00b7 other: probe:eyes, this run, step 2"
+    expect(page.get_by_text(sides)).to_be_visible()
+    table = page.locator("table", has=page.get_by_role("cell", name="std", exact=True)).first
+    row = table.locator("tr", has=page.get_by_role("cell", name="std", exact=True))
+    texts = row.locator("td").all_inner_texts()[1:3]
+    numbers = [float(text.replace("\u2212", "-")) for text in texts]
+    for side, type_ in zip(numbers, ("intervention:no_mlp", "probe:eyes"), strict=True):
+        values = view.run.slot("head").value(2, type=type_).astype(np.float64)
+        assert side == pytest.approx(values.reshape(4, -1).std(1).mean(), rel=2e-3)
+    expect(page.locator('.node[data-id="embed"] .value')).to_have_text("0%")
+    expect(page.locator('.node[data-id="head"] .value')).not_to_have_text("0%")
+    page.screenshot(path=tmp_path / "compare.png")
+    page.goto(f"{address}?section=inspect&step=2&node=head&colour=effects:paths&open=blocks")
+    expect(page.locator(".legend")).to_contain_text("effects of paths on loss, step 2")
+    lines = page.locator(".flow path")
+    expect(lines).not_to_have_count(0)
+    widths = lines.evaluate_all("all => all.map(e => parseFloat(getComputedStyle(e).strokeWidth))")
+    assert max(widths) == 9  # the edge with the largest effect
+    assert len(set(widths)) > 1
 
 
 def check_curve(plot: Any, label: str, effects: Any) -> None:
