@@ -15,9 +15,9 @@ Norm = Callable[[NDArray[np.floating]], Floats]
 _EPS = (1e-5, 1e-6, 1e-8, 1e-12, float(np.finfo(np.float32).eps), 0.0)
 """Values of eps that are tried if the module's own is unknown."""
 
-_CLOSE = 1e-3
-"""Largest deviation from the recorded output, relative to its largest magnitude. In bfloat16, an
-output is rounded by up to 4e-3, so it does not fit; in float32, 1e-6 is usual."""
+_CLOSE = {"bfloat16": 1e-2, "float16": 2e-3}
+"""Largest deviation from the recorded output, relative to its largest magnitude, by its dtype; for
+others, 1e-3. An output in bfloat16 is rounded by up to 4e-3; in float32, 1e-6 is usual."""
 
 
 def fitted(
@@ -65,7 +65,7 @@ def fitted(
     with np.errstate(invalid="ignore", divide="ignore"):
         apart = [np.abs(each(given) - returned).max() / scale for each in tried]
     best = int(np.argmin(np.where(np.isfinite(apart), apart, np.inf)))
-    return tried[best] if apart[best] <= _CLOSE else None
+    return tried[best] if apart[best] <= _close(returned) else None
 
 
 def follows(given: NDArray[np.floating], returned: NDArray[np.floating]) -> bool:
@@ -73,4 +73,8 @@ def follows(given: NDArray[np.floating], returned: NDArray[np.floating]) -> bool
     if given.shape != returned.shape:
         return False
     scale = float(np.abs(returned).max(initial=0.0))
-    return bool(np.abs(given - returned).max(initial=0.0) <= _CLOSE * scale)
+    return bool(np.abs(given - returned).max(initial=0.0) <= _close(returned) * scale)
+
+
+def _close(returned: NDArray[np.floating]) -> float:
+    return _CLOSE.get(returned.dtype.name, 1e-3)

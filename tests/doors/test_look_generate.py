@@ -168,6 +168,25 @@ def test_values_of_all_calls_join_to_those_of_the_whole_sequence() -> None:
         whole.sequence("blocks.1")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_logit_lens_of_each_call_is_that_of_its_values(dtype: torch.dtype) -> None:
+    model, tokens = small()
+    model.to(dtype)
+    spec = {"nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}}}
+    with seen(model) as values:
+        model.generate(tokens)
+    found = comgra.look(model, tokens, spec=spec, call="generate")
+    for step in range(NEW):
+        picture = found.picture("lens_from_records", step, type="eval")
+        assert picture.labels["node"] == ["blocks.0", "blocks.1"]
+        top = values["head"][step].argmax(-1, keepdim=True)
+        for node, lens in zip(picture.labels["node"], picture.values, strict=True):
+            hidden = values[node][step].float()
+            logits = F.linear(hidden, model.head.weight.float(), model.head.bias.float())
+            wanted = logits.log_softmax(-1).gather(-1, top)[..., 0].detach()
+            np.testing.assert_allclose(lens, wanted, atol=1e-5)
+
+
 @pytest.mark.parametrize("window", [20, LENGTH])
 def test_positions_are_those_of_the_sequence_without_a_cache(window: int) -> None:
     model, tokens = small()

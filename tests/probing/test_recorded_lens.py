@@ -18,9 +18,11 @@ from comgra_decl.query import Run
 from tests.probing.test_lens import TOKENS, Language, words
 
 
-def trained(root: Path, last: nn.Module, **nodes: Any) -> Run:
+def trained(
+    root: Path, last: nn.Module, *, dtype: torch.dtype = torch.float32, **nodes: Any
+) -> Run:
     torch.manual_seed(0)
-    model = Language(last)
+    model = Language(last).to(dtype)
     for parameter in last.parameters():  # so that weights and biases matter
         nn.init.normal_(parameter)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -86,6 +88,27 @@ def test_it_equals_the_lens_of_the_probe_at_each_layer_and_step(last: str, tmp_p
             np.testing.assert_array_equal(whole.values[i], found.values)
             np.testing.assert_array_equal(whole.facts["tokens"][i], found.facts["tokens"])
             assert whole.facts["tokens"].max() < TOKENS
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_in_half_precision_it_is_that_of_the_recorded_values_in_double_precision(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    run = trained(tmp_path, nn.LayerNorm(8), dtype=dtype)
+
+    def read(node: str, role: str = "output", type_: str = "probe:eyes") -> torch.Tensor:
+        value = run.slot(node, role=role).value(0, type=type_).astype(np.float64)
+        return torch.from_numpy(value if type_ == "probe:eyes" else value[0])
+
+    picture = run.picture("lens_from_records", 0)
+    top = read("head").argmax(-1, keepdim=True)
+    weight = read("last", "weight", "train")
+    for node, values in zip(picture.labels["node"], picture.values, strict=True):
+        bias = read("last", "bias", "train")
+        hidden = F.layer_norm(read(node, "output[0]"), [8], weight, bias, 1e-5)
+        logits = hidden @ read("embed", "weight", "train").T  # which the head shares
+        wanted = logits.log_softmax(-1).gather(-1, top)[..., 0]
+        np.testing.assert_allclose(values, wanted, atol=1e-2)
 
 
 class ScaledNorm(nn.LayerNorm):
