@@ -148,6 +148,9 @@ def _specs(changes: Any) -> list[ChangeSpec]:
         raise EditError(str(error)) from None
     if not found:
         raise EditError("changes: there is none")
+    for number, spec in enumerate(found):
+        if spec.batch_dim:
+            raise EditError(f"changes[{number}].batch_dim: an edit needs the samples first")
     return found
 
 

@@ -340,6 +340,10 @@ class PlaceSpec(SpecModel):
     {dim: 2, only: [7]}}`. Everything else stays as it is. If there are several, only the elements
     that belong to all of them are changed."""
 
+    batch_dim: Annotated[Int, Field(ge=0)] = 0
+    """The dimension of the samples in the tensor: 1 for [time, samples, features]. Parts,
+    directions and functions have the tensor with this dimension first."""
+
     @property
     def of_parameters(self) -> bool:
         """Whether the role is that of a parameter rather than of an input or output."""
@@ -357,6 +361,12 @@ class PlaceSpec(SpecModel):
                 f"role: {self.role!r} is a gradient, which the forward pass of an intervention "
                 "does not compute"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _has_samples(self) -> Self:
+        if self.batch_dim and (self.of_parameters or self.role == ATTENTION):
+            raise ValueError(f"batch_dim: does not apply to the role {self.role!r}")
         return self
 
     @model_validator(mode="after")
@@ -548,6 +558,9 @@ class InterventionSpec(ChangeSpec):
     def _has_a_path(self) -> Self:
         if self.into is None and self.frozen:
             raise ValueError("frozen: needs `into`, the receivers, such as `into: head`")
+        places: list[PlaceSpec] = [self, *self.first, *([] if self.into is None else [self.into])]
+        if self.into is not None and any(place.batch_dim for place in places):
+            raise ValueError("into: paths need the samples in the first dimension, not batch_dim")
         if self.into is not None and self.role == ATTENTION:
             raise ValueError(
                 "into: a path begins at an input or output of a module, not at an attention pattern"

@@ -110,7 +110,7 @@ def _tensors(target: Target, study: Study) -> Iterator[tuple[str, torch.Tensor]]
             continue
         call = Call(path, target.spec.role, target.spec.iteration or 0)
         if call in study.clean:
-            yield path, study.clean[call]
+            yield path, target.led(study.clean[call])
 
 
 # -- one at a time -----------------------------------------------------------------------------
@@ -221,19 +221,23 @@ class Tapping(Numbered):
 
     Args:
         target: the tensors.
+        led: puts the dimension of the samples first; None if it is there.
 
     Attributes:
-        values: the tensors.
+        values: the tensors, [samples, ...].
         gradients: the gradients of the tensors, after a backward pass.
         leaves: the tensors without a history.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(
+        self, target: Target, led: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
         super().__init__()
         self.values: dict[Call, torch.Tensor] = {}
         self.gradients: dict[Call, torch.Tensor] = {}
         self.leaves: list[torch.Tensor] = []
         self._target = target
+        self._led = led or (lambda tensor: tensor)
 
     def handled(self, path: str, number: int, side: str, value: Any) -> Any:
         """Tap the selected tensor of a call."""
@@ -251,12 +255,12 @@ class Tapping(Numbered):
             self.leaves.append(tensor)
         # Has the gradient of this use alone and, unlike a view, the model may write to it.
         tensor = tensor.clone()
-        self.values[call] = tensor.detach().clone()
+        self.values[call] = self._led(tensor.detach()).clone()
         tensor.register_hook(lambda gradient: self._keep(call, gradient))
         return with_tensor(value, found.tensor, tensor)
 
     def _keep(self, call: Call, gradient: torch.Tensor) -> None:
-        self.gradients[call] = gradient.detach().clone()
+        self.gradients[call] = self._led(gradient.detach()).clone()
 
 
 def estimated(
@@ -270,7 +274,7 @@ def estimated(
     Raises:
         ProbeError: the measure has no gradient, or the change is not possible.
     """
-    tapping = Tapping(edit)
+    tapping = Tapping(edit, edit.led)
     with torch.enable_grad(), study.changed(first, watch=tapping) as output:
         measures = gauge(output)[0]
         if not measures.requires_grad:
@@ -324,7 +328,8 @@ def _scaled(gradient: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 
 def change_of(edit: Edit, call: Call, old: torch.Tensor, study: Study) -> torch.Tensor:
     """Return the change of each element of a tensor, at least in float32."""
-    new = edit.new(old, call, study.clean.get(call), study.samples)
+    clean = study.clean.get(call)
+    new = edit.new(old, call, None if clean is None else edit.led(clean), study.samples)
     edit.tally.add(old, new, None)
     return widened(new) - widened(old)
 

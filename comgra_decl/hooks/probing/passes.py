@@ -169,11 +169,12 @@ class Edit(Target):
         Raises:
             ProbeError: the change is not possible for this tensor.
         """
-        path = call.path
+        path, whole = call.path, tensor
         try:
+            tensor = self.led(whole)
             regions = self._regions(path, tensor, heads, samples.start)
             if not regions:
-                return tensor
+                return whole
             divisions = self.divisions(path, tensor, heads)
             where = mask(
                 tensor.shape,
@@ -183,7 +184,7 @@ class Edit(Target):
                 device=tensor.device,
             )
             self._check_direction(tensor)
-            new = self.new(tensor, call, clean, samples)
+            new = self.new(tensor, call, None if clean is None else self.led(clean), samples)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
@@ -193,15 +194,19 @@ class Edit(Target):
             new = torch.where(where, new, tensor)
         with torch.no_grad():
             self.tally.add(tensor, new, where)
+        new = new.movedim(0, self.spec.batch_dim) if self.spec.batch_dim else new
         # The model may view it as it views the original, and may write to it.
-        wanted = torch.empty_like(tensor, device="meta").stride()
+        wanted = torch.empty_like(whole, device="meta").stride()
         own = where is not None and new.stride() == wanted
-        return new if own else torch.empty_like(tensor).copy_(new)
+        return new if own else torch.empty_like(whole).copy_(new)
 
     def new(
         self, tensor: torch.Tensor, call: Call, clean: torch.Tensor | None, samples: Sampled
     ) -> torch.Tensor:
-        """Return the tensor as if all of it were changed; see `changes.changed`."""
+        """Return the tensor as if all of it were changed; see `changes.changed`.
+
+        Both tensors have the samples first.
+        """
         reader = self.recall
         recall = None if reader is None else lambda source: reader(source, call)
         return changed(self.spec.do, tensor, clean, samples, recall)

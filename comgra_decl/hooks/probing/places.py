@@ -271,10 +271,23 @@ class Target:
         here = path in self.paths and self.spec.role.startswith(side)
         return here and self.spec.iteration in (None, number)
 
+    def led(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor of a call with the dimension of the samples first.
+
+        Raises:
+            ProbeError: it has no such dimension.
+        """
+        dim = self.spec.batch_dim
+        if not dim:
+            return tensor
+        if dim >= tensor.dim():
+            raise ProbeError(f"a tensor of shape {list(tensor.shape)} has no dimension {dim}")
+        return tensor.movedim(dim, 0)
+
     def divisions(
         self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
     ) -> dict[str, Division]:
-        """Return how the parts divide a tensor of a module.
+        """Return how the parts divide a tensor of a module, [samples, ...].
 
         Raises:
             ProbeError: they cannot divide it.
