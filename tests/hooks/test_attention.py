@@ -216,7 +216,16 @@ def llama(transformers: Any) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("make", [bert, llama])
+def gpt2(transformers: Any) -> nn.Module:
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=4, vocab_size=31, n_positions=8, bos_token_id=0,
+        eos_token_id=0, attn_implementation="sdpa",
+    )  # fmt: skip
+    model: nn.Module = transformers.GPT2Model(config)
+    return model
+
+
+@pytest.mark.parametrize("make", [bert, llama, gpt2])
 @pytest.mark.parametrize("padded", [True, False])
 def test_weights_equal_those_of_eager_attention(make: Any, padded: bool) -> None:
     transformers = pytest.importorskip("transformers")

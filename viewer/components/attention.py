@@ -15,7 +15,8 @@ class AttentionView(Component):
     The head view and the model view follow BertViz (Vig 2019, "A Multiscale Visualization of
     Attention in the Transformer Model").
 
-    Message: `{"layer": index}`, a click on a layer in the overview.
+    Messages: `{"layer": index}`, a click on a layer in the overview; `{"neurons": head}`, the head
+    whose queries and keys are shown, or -1 if none are.
 
     Attributes:
         shown: `{"name": str, "facts": str, "heads": int, "queries": [str], "keys": [str],
@@ -23,6 +24,10 @@ class AttentionView(Component):
             stands for the largest weight of the head.
         layers: `[{"name": str, "heads": int, "rows": int, "columns": int, "weights": base64}]`, the
             thumbnails of all layers, in execution order.
+        neural: Whether queries and keys were recorded.
+        neurons: `{"head": int, "width": int, "query": base64 of float32 [queries, width],
+            "key": base64 of float32 [keys, width], "weights": base64 of float32 [queries, keys]}`,
+            or None if they are not shown.
         chosen: Index of the shown layer.
         missing: Why there is nothing to show, or "".
     """
@@ -30,13 +35,18 @@ class AttentionView(Component):
     shown = param.Dict(default=None, allow_None=True)
     layers = param.List(default=[])
     chosen = param.Integer(default=-1)
+    neural = param.Boolean(default=False)
+    neurons = param.Dict(default=None, allow_None=True)
     missing = param.String(default="")
 
     _esm = source("shared.js", "attention.js")
     _stylesheets: ClassVar[list[str]] = [source("attention.css")]
 
     def check(self, message: Message) -> bool:
-        """Return whether the message names a layer."""
+        """Return whether the message names a layer or a head."""
         ((action, value),) = message.items()
-        known = isinstance(value, int) and not isinstance(value, bool)
-        return action == "layer" and known and 0 <= value < len(self.layers)
+        if not isinstance(value, int) or isinstance(value, bool):
+            return False
+        if action == "neurons":
+            return -1 <= value < (self.shown or {}).get("heads", 0)
+        return action == "layer" and 0 <= value < len(self.layers)

@@ -18,6 +18,12 @@ from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.tokens import has_tokens, label, labels
 
 _PAIR = ("query", "key")
+RECOMPUTED = "attention (recomputed)"
+"""Role of the weights of fused attention, whose call receives the queries and keys."""
+
+_SIDES = (("input", "input.query"), ("input[1]", "input.key"))
+"""Roles that the queries may have, and those that the keys may have."""
+
 _HEADS, _SMALL = 32, 24
 """Maximum number of drawn heads, and of rows and columns in a thumbnail."""
 
@@ -94,6 +100,63 @@ def attention(view: RunView, slot: Slot, at: Selection) -> Attention | None:
         _labels(columns, weights.shape[2], words),
         f"{many} \u00b7 {weights.shape[1]}\u00d7{weights.shape[2]}{_of(preview, sample)}",
     )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Neurons:
+    """The query and key vectors of a head, from whose products its weights are computed.
+
+    Attributes:
+        head: the number of the head.
+        query: [queries, width].
+        key: [keys, width].
+    """
+
+    head: int
+    query: Floats
+    key: Floats
+
+
+def has_neurons(view: RunView, slot: Slot) -> bool:
+    """Return whether the queries and keys of fused attention may have been recorded."""
+    return len(_vectors(view, slot)) == len(_SIDES)
+
+
+def neurons(view: RunView, slot: Slot, at: Selection, head: int) -> Neurons | None:
+    """Return the queries and keys of a head of the selected sample; None if there are none.
+
+    If several heads share a key (grouped queries), each of them has it.
+    """
+    if at.step is None or not has_neurons(view, slot):
+        return None
+    found = []
+    for each in _vectors(view, slot):
+        try:
+            values = numbers(view.value(each, at.step, at.type))
+        except ComgraError:
+            return None
+        if (at.sample or 0) >= len(values) or values.ndim < 3:
+            return None
+        own = values[at.sample or 0]
+        found.append(own.reshape(-1, *own.shape[-2:]).astype(np.float32))
+    query, key = found
+    if head >= len(query) or len(query) % len(key):
+        return None
+    return Neurons(head, query[head], key[head // (len(query) // len(key))])
+
+
+def _vectors(view: RunView, slot: Slot) -> list[Slot]:
+    """Return the slots of the queries and keys of recomputed attention; fewer if some lack."""
+    if slot.role != RECOMPUTED:
+        return []
+    roles = view.roles(slot.node)
+    names = (next((name for name in side if name in roles), None) for side in _SIDES)
+    found = (None if name is None else _at(view, slot, name) for name in names)
+    return [each for each in found if each is not None]
+
+
+def _at(view: RunView, slot: Slot, role: str) -> Slot | None:
+    return view.passes(slot.node, role, slot.iteration).get("forward")
 
 
 def _of(preview: Preview, sample: int) -> str:

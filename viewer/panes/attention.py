@@ -13,8 +13,10 @@ from comgra_decl.viewer.model.attention import (
     Attention,
     Floats,
     attention,
+    has_neurons,
     layer_at,
     layers,
+    neurons,
     thumbnails,
 )
 from comgra_decl.viewer.model.runview import Slot
@@ -42,6 +44,7 @@ class AttentionPane(Pane):
         self.view = AttentionView(sizing_mode="stretch_width", margin=0)
         self.view.on_message(self._on_message)
         self._layers: list[Slot] = []
+        self._head = -1
         return self.view
 
     def components(self) -> list[Any]:
@@ -53,7 +56,8 @@ class AttentionPane(Pane):
         self._layers = layers(shown.view)
         slot = layer_at(shown.view, shown.at)
         if slot is None:
-            self.view.put(shown=None, layers=[], chosen=-1, missing=_NONE)
+            empty = {"shown": None, "neural": False, "neurons": None}
+            self.view.put(layers=[], chosen=-1, missing=_NONE, **empty)
             return
         every = [(each, attention(shown.view, each, shown.at)) for each in self._layers]
         found = next(weights for each, weights in every if each is slot)
@@ -62,9 +66,28 @@ class AttentionPane(Pane):
             layers=[_small(each, weights) for each, weights in every],
             chosen=self._layers.index(slot),
             missing=_UNRECORDED if found is None else "",
+            neural=has_neurons(shown.view, slot),
+            neurons=None if found is None else self._neurons(shown, slot, found),
         )
 
+    def _neurons(self, shown: Shown, slot: Slot, every: Attention) -> dict[str, Any] | None:
+        if not 0 <= self._head < len(every.weights):
+            return None
+        found = neurons(shown.view, slot, shown.at, self._head)
+        if found is None:
+            return None
+        sides = {"query": found.query, "key": found.key, "weights": every.weights[found.head]}
+        packed = {
+            name: base64.b64encode(np.ascontiguousarray(side, "<f4").tobytes()).decode()
+            for name, side in sides.items()
+        }
+        return {"head": found.head, "width": found.query.shape[1], **packed}
+
     def _on_message(self, message: Message) -> None:
+        if "neurons" in message:
+            self._head = message["neurons"]
+            self.again()
+            return
         slot = self._layers[message["layer"]]
         self.act(node=slot.node, role=slot.role, iteration=slot.iteration)
 

@@ -11,17 +11,26 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from comgra_decl.query import Run
 from comgra_decl.viewer.components.attention import AttentionView
 from comgra_decl.viewer.dashboard import Dashboard
-from comgra_decl.viewer.model.attention import attention, layer_at, layers, thumbnails, tokens
+from comgra_decl.viewer.model.attention import (
+    attention,
+    has_neurons,
+    layer_at,
+    layers,
+    neurons,
+    thumbnails,
+    tokens,
+)
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.page import create_page
 from comgra_decl.viewer.panes.attention import AttentionPane
-from tests.support.traced import traced
+from tests.support.traced import traced, train
 
 expect = pytest.importorskip("playwright.sync_api").expect
 
@@ -156,7 +165,10 @@ def test_the_section_sends_bytes_of_which_255_is_the_largest(
 def test_a_click_on_a_layer_selects_its_tensor(dashboard: Dashboard) -> None:
     shown(dashboard)._handle_msg({"layer": 1})
     assert dashboard.state.node == "second.weights"
-    for nonsense in ({"layer": 2}, {"layer": -1}, {"layer": True}, {"layer": "1"}, {"leyer": 0}):
+    nonsense_heads = ({"neurons": HEADS}, {"neurons": -2}, {"neurons": True}, {"neurons": None})
+    wrong = ({"layer": 2}, {"layer": -1}, {"layer": True}, {"layer": "1"}, {"leyer": 0})
+    for nonsense in (*wrong, *nonsense_heads):
+        assert not shown(dashboard).check(nonsense)
         shown(dashboard)._handle_msg(nonsense)
     assert dashboard.state.node == "second.weights"
 
@@ -166,6 +178,92 @@ def test_a_run_without_attention_has_no_such_tab_and_says_why(root: Path) -> Non
     assert 'data-send="attention"' not in dashboard.screen.tabs.html
     dashboard.change(section="attention")
     assert "no attention weights" in shown(dashboard).missing
+
+
+class Fused(nn.Module):
+    """Three heads that share their keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, 12)
+        self.query, self.key = nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        query = self.query(x).unflatten(2, (HEADS, -1)).transpose(1, 2)
+        key = self.key(x)[:, None]
+        options = {"is_causal": True, "enable_gqa": True}
+        return F.scaled_dot_product_attention(query, key, key, **options)
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    torch.manual_seed(2)
+    select = {"function": "F.scaled_dot_product_attention"}
+    entry = {"select": select, "capture": ["input", "output"], "values": True}
+    nodes = {"all": {"select": "**"}, "fused": {**entry, "attention": {"recompute": True}}}
+    model, tokens = Fused(), torch.randint(0, 50, (4, LENGTH))
+    return traced(
+        tmp_path_factory.mktemp("fused") / "runs", nodes, lambda: train(model, tokens, steps=3)
+    )
+
+
+def test_weights_follow_from_the_queries_and_keys_beside_them(fused: Run) -> None:
+    view = RunView(fused)
+    (slot,) = layers(view)
+    assert has_neurons(view, slot)
+    weights = fused.slot(slot.node, role=slot.role).value(1)
+    for head in range(HEADS):
+        found = neurons(view, slot, at(slot.node, batch="2"), head)
+        assert found is not None
+        scores = found.query @ found.key.T / 2  # the root of the width
+        scores[np.triu_indices(LENGTH, 1)] = -np.inf
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        np.testing.assert_allclose(
+            shares / shares.sum(1, keepdims=True), weights[2, head], rtol=1e-5, atol=1e-7
+        )
+    assert neurons(view, slot, at(slot.node, batch="2"), HEADS) is None
+
+
+def test_weights_without_queries_and_keys_have_no_neurons(view: RunView) -> None:
+    slot = layers(view)[0]
+    assert not has_neurons(view, slot)
+    assert neurons(view, slot, at(), 0) is None
+
+
+@pytest.mark.browser
+def test_neurons_of_a_head_are_drawn_with_their_products(
+    fused: Run, serve: Callable[..., str], page: Any
+) -> None:
+    address = serve(lambda: create_page([str(Path(str(fused.path)).parents[1])]))
+    page.goto(f"{address}?section=attention&step=1")
+    page.get_by_role("button", name="Neurons").click()
+    for name in ("Head 2", "Query 5"):
+        button = page.get_by_role("button", name=name)
+        button.click()
+        expect(button).to_have_attribute("aria-pressed", "true")
+    view = RunView(fused)
+    (slot,) = layers(view)
+    found = neurons(view, slot, at(slot.node), 2)
+    assert found is not None
+    columns = page.locator(".neurons-grid > .column")
+    dots = [float(text) for text in columns.nth(2).locator("span").all_inner_texts()]
+    np.testing.assert_allclose(dots, found.key @ found.query[5], rtol=6e-3)
+    weights = fused.slot(slot.node, role=slot.role).value(1)[0, 2]
+    painted = [float(text) for text in columns.nth(3).locator("span").all_inner_texts()]
+    np.testing.assert_allclose(painted, weights[5], rtol=6e-3)
+    products = page.locator(".vectors").nth(2)
+    box = products.bounding_box()
+    cell = {"x": box["width"] * 3.5 / 4, "y": box["height"] * 1.5 / LENGTH}
+    products.hover(position=cell)
+    expect(page.locator(".said")).to_contain_text("key 1")
+    said = page.locator(".said").inner_text()
+    assert "neuron 3 \u00b7 q \u00d7 k" in said
+    assert float(said.rpartition(" ")[2]) == pytest.approx(
+        found.query[5, 3] * found.key[1, 3], rel=6e-3
+    )
+    page.get_by_role("button", name="Matrices").click()
+    expect(page.locator(".map canvas")).to_have_count(HEADS)
 
 
 @pytest.mark.browser
