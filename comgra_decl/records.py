@@ -559,6 +559,10 @@ LENS_TOKENS = ".tokens"
 """End of the role of the tokens that a logit lens predicts, [samples, positions] after each layer.
 The role without it contains the log-probabilities of the explained tokens."""
 
+LENS_RANKS = ".ranks"
+"""End of the role of the ranks of the explained tokens in a logit lens, [samples, positions] after
+each layer: 1 for the token with the highest output, 0 where no token is explained."""
+
 INTERVENTION_PREFIX = "intervention:"
 """Prefix of the type of execution in an intervention's records; its name follows. Their mode is
 that of probes."""

@@ -35,6 +35,7 @@ FORMULAS = (
 CLASSES = (
     "comgra_decl.query.Run",
     "comgra_decl.query.checkpoints.Checkpoint",
+    "comgra_decl.query.plane.Plane",
     "comgra_decl.doors.look.Look",
     "comgra_decl.query.Ending",
     "comgra_decl.query.Slot",

@@ -53,6 +53,16 @@ class Checkpoint(Mapping[str, NDArray[Any]]):
         self._temporary = _known(facts.get("temporary"), slots)
 
     @property
+    def parameters(self) -> list[str]:
+        """The names of the floating-point parameters, each with its first name."""
+        found: dict[int, str] = {}
+        for name in self._names:
+            slot = self._slots[name]
+            if slot.kind == "parameter" and "float" in slot.dtype:
+                found.setdefault(slot.id, name)
+        return [*found.values()]
+
+    @property
     def temporary(self) -> dict[str, NDArray[Any]]:
         """The buffers that are not part of the state dict (`persistent=False`), by name."""
         return {name: self._read(name) for name in self._temporary}

@@ -14,6 +14,7 @@ from comgra_decl.pictures import cloud, layouts, likeness
 from comgra_decl.pictures.cloud import Basis
 from comgra_decl.records import (
     EIGENVALUES,
+    LENS_RANKS,
     LENS_TOKENS,
     MAXIMISED,
     PICTURE_PREFIX,
@@ -147,7 +148,8 @@ class Pictures:
         beside = {
             slot.key: slot
             for slot in slots
-            if slot.key.role.endswith(LENS_TOKENS) or slot.key.role.startswith(f"{MAXIMISED}.")
+            if slot.key.role.endswith((LENS_TOKENS, LENS_RANKS))
+            or slot.key.role.startswith(f"{MAXIMISED}.")
         }
         slots = [slot for slot in slots if slot.key not in beside]
         nodes = [slot.key.node for slot in slots]
@@ -175,9 +177,10 @@ class Pictures:
         facts = dict(self._snapshot.view.extra(record).get(PICTURES, {}).get(name, {}))
         if slot.key.role == MAXIMISED:
             return self._maximised(name, slot, at, facts)
-        tokens = beside.get(slot.key._replace(role=slot.key.role + LENS_TOKENS))
-        if tokens is not None:
-            facts["tokens"] = self._snapshot.view.value(record, tokens.id)
+        for fact, end in (("tokens", LENS_TOKENS), ("ranks", LENS_RANKS)):
+            part = beside.get(slot.key._replace(role=slot.key.role + end))
+            if part is not None:
+                facts[fact] = self._snapshot.view.value(record, part.id)
         dims = _dims_of(slot, values, facts)
         labels: dict[str, list[Any]] = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         if EXPLAINED in dims:

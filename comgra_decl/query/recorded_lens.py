@@ -33,7 +33,7 @@ def lens_from_records(read: RecordedValues, step: int | None, node: str | None) 
     assert last is not None  # the stack has only recorded layers
     norm, normalise = model.norm(last, logits, weight, bias, head)
     layers = stack if node is None else [node]
-    found, tokens = [], []
+    found, tokens, ranks = [], [], []
     best = logits.argmax(-1)
     for layer in layers:
         hidden = model.output(layer)
@@ -47,25 +47,29 @@ def lens_from_records(read: RecordedValues, step: int | None, node: str | None) 
         pairs = [
             _explained(normalise(h) @ weight.T + bias, b) for h, b in zip(hidden, best, strict=True)
         ]
-        found.append(np.stack([likely for likely, _ in pairs]))
-        tokens.append(np.stack([predicted for _, predicted in pairs]))
+        found.append(np.stack([likely for likely, _, _ in pairs]))
+        tokens.append(np.stack([predicted for _, predicted, _ in pairs]))
+        ranks.append(np.stack([rank for _, _, rank in pairs]))
     labels: dict[str, list[Any]] = {SAMPLE: read.labels(at)}
     facts = {"norm": norm, "head": head}
     if node is not None:
         axes: tuple[str, ...] = (SAMPLE, "position")
-        facts_of_one = {**facts, "tokens": tokens[0]}
+        facts_of_one = {**facts, "tokens": tokens[0], "ranks": ranks[0]}
         return Picture("lens_from_records", found[0], axes, node, at, labels, facts_of_one)
     labels["node"] = layers
     axes = ("node", SAMPLE, "position")
-    everything = {**facts, "tokens": np.stack(tokens)}
+    everything = {**facts, "tokens": np.stack(tokens), "ranks": np.stack(ranks)}
     return Picture("lens_from_records", np.stack(found), axes, None, at, labels, everything)
 
 
-def _explained(logits: Floats, best: NDArray[np.int64]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return the log-probability of one token at each position, and the token with the highest."""
+def _explained(
+    logits: Floats, best: NDArray[np.int64]
+) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
+    """Return, at each position, a token's log-probability, the highest token, and the rank."""
     largest = logits.max(-1, keepdims=True)
     total = np.log(np.exp(logits - largest).sum(-1)) + largest[:, 0]
-    return np.take_along_axis(logits, best[:, None], 1)[:, 0] - total, logits.argmax(-1)
+    own = np.take_along_axis(logits, best[:, None], 1)
+    return own[:, 0] - total, logits.argmax(-1), (logits > own).sum(-1) + 1
 
 
 class _Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ from .measured import (
 )
 from .picture import Picture
 from .pictures import Pictures
+from .plane import Plane, plane_of
 from .post_mortem import Ending, ending_of
 from .run_facts import RunFacts
 from .sample_table import sample_table
@@ -660,6 +661,24 @@ class Run(RunFacts):
             UnknownNameError: there is no such checkpoint; the message says what there is.
         """
         return checkpoint(self._snapshot, step, model)
+
+    def plane(self, steps: Iterable[int] | None = None, *, model: str | None = None) -> Plane:
+        """Return the plane in which the parameters of the checkpoints move most.
+
+            >>> run.plane().save("plane.npz")
+
+        With this file, `plane: plane.npz` of the picture `loss_slice` shows the loss in this plane
+        and the way of the training through it.
+
+        Args:
+            steps: some of `checkpoints`; None: all. The plane goes through the last one.
+            model: the node of the model, if the steps called several.
+
+        Raises:
+            UnknownNameError: there are fewer than three checkpoints, or not those.
+        """
+        chosen = self.checkpoints.tolist() if steps is None else sorted(map(int, steps))
+        return plane_of([self.checkpoint(step, model=model) for step in chosen])
 
     def picture(
         self,

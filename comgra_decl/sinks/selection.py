@@ -15,6 +15,7 @@ from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, s
 from comgra_decl.records import (
     AGGREGATES,
     EFFECT_PREFIX,
+    LENS_RANKS,
     LENS_TOKENS,
     NO_SERIES,
     PICTURE_PREFIX,
@@ -119,7 +120,8 @@ class Selection:
         """
         if not self.pictures or key.pass_ == SHOWN:
             return self.pictures
-        if not key.pass_.startswith(PICTURE_PREFIX) or key.role.endswith(LENS_TOKENS):
+        beside = key.role.endswith((LENS_TOKENS, LENS_RANKS))
+        if not key.pass_.startswith(PICTURE_PREFIX) or beside:
             return False
         return self.nodes is None or (self.nodes != "" and matches(self.nodes, key.node))
 

@@ -241,8 +241,8 @@ class LogitLensSpec(_SelectingSpec):
     """What a language model would predict after each layer (nostalgebraist 2020).
 
     The output of each layer goes through the model's last norm and its head, as if the layers after
-    it did nothing. The picture of a layer contains the log-probability of the explained token at
-    each position, and the tokens with the highest one.
+    it did nothing. The picture of a layer contains, at each position, the log-probability and the
+    rank of the explained token, and the token with the highest output.
     """
 
     of: Annotated[str, Field(min_length=1)]
@@ -267,9 +267,9 @@ class LogitLensSpec(_SelectingSpec):
     features] and, optionally, PATH.bias [features] for each layer. The layer's output is multiplied
     by the weight, as by a linear layer, before it goes through the norm."""
 
-    target: Literal["top"] | Annotated[Int, Field(ge=0)] = "top"
-    """The explained token. `top`: at each position, the one that the model predicts. A number: this
-    token."""
+    target: Literal["top", "next"] | Annotated[Int, Field(ge=0)] = "top"
+    """The explained token. `top`: at each position, the one that the model predicts. `next`: the
+    one that follows in the input; the last position has none. A number: this token."""
 
 
 class _LandscapeSpec(_SelectingSpec):
@@ -348,6 +348,11 @@ class LossSliceSpec(_LandscapeSpec):
     which each filter is as long as that of the parameters at this step; parameters with one
     dimension, such as biases, stay as they are. `{to: FILE}`: towards other parameters."""
 
+    plane: Annotated[str, AfterValidator(_checked_file)] | None = None
+    """A file that `run.plane().save(FILE)` has written, in the place of `directions`: both
+    directions are those in which the parameters of the checkpoints moved most, and the picture
+    contains their way."""
+
     points: Annotated[Int, Field(ge=3, le=201)] = 21
     """Number of points along each direction; it must be odd, so that one of them is the step's
     own. Each takes a forward pass: a grid of 21 points takes 441."""
@@ -357,6 +362,11 @@ class LossSliceSpec(_LandscapeSpec):
 
     @model_validator(mode="after")
     def _has_a_centre(self) -> LossSliceSpec:
+        if self.plane is not None and (self.directions != ["random"] or self.select):
+            raise ValueError(
+                "plane: determines the directions and moves all parameters; omit `directions` and "
+                "`select`"
+            )
         if self.points % 2 == 0:
             raise ValueError(
                 f"points: must be odd, so that one point is the step's own, got {self.points}"

@@ -300,6 +300,7 @@ ELSEWHERE = {
     'slot.of("grad:aux")',
     "run.rank(1)",  # of a run of several processes
     "run.rank_differences()",
+    'run.plane().save("plane.npz")',  # needs three checkpoints
 }
 """Calls that need something else than the runs above."""
 

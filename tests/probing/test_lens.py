@@ -19,7 +19,10 @@ from comgra_decl.hooks.probing.subject import Drawn
 from comgra_decl.spec import load_spec
 from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
-from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.panes.base import Shown
+from comgra_decl.viewer.panes.lenses import lens_card
+from comgra_decl.viewer.panes.pictures import PicturesPane
 from tests.probing.test_methods import subject_of
 
 TOKENS = 23
@@ -97,7 +100,7 @@ def test_it_equals_the_norm_and_head_of_transformers_models(make: Callable[..., 
         found = lens(model, tokens, select=select, **spec)
         assert (found.facts["norm"], found.facts["head"]) == (norm, head)
         prefix = select.removesuffix("*")
-        assert [m.node for m in found.maps] == [f"{prefix}{i}" for i in (0, 0, 1, 1, 2, 2)]
+        assert [m.node for m in found.maps] == [f"{prefix}{i}" for i in (0, 0, 1, 1, 2, 2, 0, 1, 2)]
         for i, logits in enumerate(through):
             likely, best = (m.values for m in found.maps[2 * i : 2 * i + 2])
             wanted = logits.log_softmax(-1).gather(-1, explained[..., None])[..., 0]
@@ -138,8 +141,8 @@ def test_the_last_layer_has_the_logits_of_a_model_that_changes_them_after_its_he
         plain = model.get_submodule("lm_head")(inside(words()).last_hidden_state)
     assert not torch.allclose(logits.log_softmax(-1), plain.log_softmax(-1))
     found = lens(model, words(), select=select, target=5)
-    assert close(found.maps[-2].values, logits.log_softmax(-1)[..., 5])
-    assert torch.equal(found.maps[-1].values, logits.argmax(-1))
+    assert close(found.maps[4].values, logits.log_softmax(-1)[..., 5])
+    assert torch.equal(found.maps[5].values, logits.argmax(-1))
 
 
 def test_what_a_model_computes_between_its_norm_and_its_head_is_part_of_the_lens() -> None:
@@ -158,7 +161,7 @@ def test_what_a_model_computes_between_its_norm_and_its_head_is_part_of_the_lens
     with torch.no_grad():
         logits = model(words(), decoder_input_ids=words()).logits
     assert (found.facts["norm"], found.facts["head"]) == ("decoder.final_layer_norm", "lm_head")
-    assert close(found.maps[-2].values, logits.log_softmax(-1)[..., 5])
+    assert close(found.maps[2].values, logits.log_softmax(-1)[..., 5])
 
 
 @pytest.mark.parametrize("form", ["new", "in place", "sliced", "biased", "probabilities"])
@@ -284,7 +287,43 @@ def test_a_norm_that_is_not_found_must_be_named() -> None:
         lens(model, words())
     found = lens(model, words(), norm="last")
     with torch.no_grad():
-        assert torch.equal(found.maps[-1].values, model(words())["logits"].argmax(-1))
+        assert torch.equal(found.maps[5].values, model(words())["logits"].argmax(-1))
+
+
+@pytest.mark.parametrize("target", ["top", "next", 7])
+def test_the_rank_of_a_token_counts_those_with_a_higher_output(target: str | int) -> None:
+    torch.manual_seed(0)
+    model, tokens = Language(nn.LayerNorm(8)).double(), words()
+    found = lens(model, tokens, target=target)
+    chosen = np.full(tokens.shape, 7)
+    if target == "top":
+        chosen = model(tokens)["logits"].argmax(-1).numpy()
+    if target == "next":
+        chosen = np.concatenate([tokens.numpy()[:, 1:], np.full((len(tokens), 1), -1)], 1)
+    x = model.embed(tokens)
+    for i, (block, ranks) in enumerate(zip(model.blocks, found.maps[6:], strict=True)):
+        x, _ = block(x)
+        order = (-model.head(model.last(x)).detach().numpy()).argsort(-1)
+        wanted = [
+            [list(order[s, p]).index(token) + 1 if token >= 0 else 0 for p, token in enumerate(row)]
+            for s, row in enumerate(chosen.tolist())
+        ]
+        assert ranks.node == f"blocks.{i}"
+        assert ranks.values.tolist() == wanted
+        missing = torch.from_numpy(chosen < 0)
+        assert torch.equal(found.maps[2 * i].values.isnan(), missing)
+    assert target != "top" or (found.maps[-1].values == 1).all()
+
+
+def test_the_next_token_needs_an_input_of_tokens() -> None:
+    class Embedded(Language):
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            for block in self.blocks:
+                x, _ = block(x)
+            return {"logits": self.head(self.last(x))}
+
+    with pytest.raises(ProbeError, match="target: next needs an input of integers"):
+        lens(Embedded(nn.LayerNorm(8)), torch.randn(4, 6, 8), target="next")
 
 
 def test_a_wrong_target_is_said() -> None:
@@ -340,3 +379,19 @@ def test_a_run_shows_it_at_every_record(tmp_path: Path) -> None:
     assert [token for token, _ in cells] == [str(token) for token in wanted[2][1]]
     likely = run.picture("lens", 2, "blocks.1").values[1]
     np.testing.assert_allclose([p for _, p in cells], np.exp(likely), rtol=1e-6)
+    for chosen, position in (({}, 5), ({"lens": 2}, 2)):
+        (table,) = album(RunView(run), Selection(step=2, batch="1"), positions=chosen).lenses
+        assert table.ranks is not None
+        assert (table.ranks.position, table.ranks.steps) == (position, (0, 1, 2))
+        for node, ranks in table.ranks.layers:
+            pictures = [run.picture("lens", step, node) for step in range(3)]
+            assert ranks == tuple(p.facts["ranks"][1, position] for p in pictures)
+    html, pane = lens_card(table), PicturesPane(lambda **_: None)
+    assert 'data-send="lens:lens:2" aria-pressed="true"' in html
+    at = resolve(RunView(run), Selection(step=2, batch="1"), {})
+    pane.refresh(Shown(RunView(run), at, "kind", "linear", None, follow=False))
+    assert "at position 5" in pane.view.html
+    assert not pane.view.check({"send": "lens:lens:6"})
+    assert pane.view.check({"send": "lens:lens:2"})
+    pane._on_message({"send": "lens:lens:2"})
+    assert "at position 2" in pane.view.html

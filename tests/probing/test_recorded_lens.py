@@ -85,8 +85,10 @@ def test_it_equals_the_lens_of_the_probe_at_each_layer_and_step(last: str, tmp_p
             found = run.picture("lens_from_records", step, node)
             np.testing.assert_allclose(found.values, wanted.values, rtol=1e-5, atol=1e-5)
             np.testing.assert_array_equal(found.facts["tokens"], wanted.facts["tokens"])
+            np.testing.assert_array_equal(found.facts["ranks"], wanted.facts["ranks"])
             np.testing.assert_array_equal(whole.values[i], found.values)
             np.testing.assert_array_equal(whole.facts["tokens"][i], found.facts["tokens"])
+            np.testing.assert_array_equal(whole.facts["ranks"][i], found.facts["ranks"])
             assert whole.facts["tokens"].max() < TOKENS
 
 

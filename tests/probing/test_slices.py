@@ -14,10 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import comgra_decl as comgra
-from comgra_decl.errors import ProbeError, SpecError
+from comgra_decl.errors import ProbeError, SpecError, UnknownNameError
 from comgra_decl.hooks.probing.methods import drawn
 from comgra_decl.hooks.probing.subject import Drawn
 from comgra_decl.spec import load_spec
+from comgra_decl.viewer.model.landscapes import landscape
+from comgra_decl.viewer.model.runview import RunView
+from comgra_decl.viewer.panes.landscapes import landscape_card
 from tests.probing.test_methods import picture, subject_of
 
 X, LABELS = torch.linspace(-2, 2, 144).reshape(4, 1, 6, 6).sin(), [0, 1, 2, 0]
@@ -184,6 +187,8 @@ def test_a_file_that_does_not_fit_is_refused_with_the_reason(case: str, tmp_path
     [
         ({"points": 20}, "points: must be odd"),
         ({"directions": []}, "directions"),
+        ({"plane": "p.npz", "directions": ["random"] * 2}, "plane: determines the directions"),
+        ({"plane": "p.npz", "select": "head"}, "plane: determines the directions"),
         ({"directions": [{"to": "weights.pt"}]}, r"a .npz or .safetensors file, got 'weights.pt'"),
     ],
 )
@@ -191,6 +196,102 @@ def test_a_wrong_declaration_is_refused(wrong: dict[str, Any], why: str) -> None
     spec = {"method": "loss_slice", "of": "eyes", **wrong}
     with pytest.raises(SpecError, match=why):
         load_spec({"probes": {"eyes": {"samples": {"count": 1}}}, "pictures": {"it": spec}})
+
+
+def descended(root: Path) -> tuple[comgra.Run, nn.Module, Tensor, Tensor]:
+    """Return a run with five checkpoints, its model, inputs and classes."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    x, classes = torch.randn(6, 5, dtype=torch.float64), torch.arange(6) % 3
+    spec = {
+        "nodes": {"all": {"select": "**"}},
+        "schedule": {"first": 100},
+        "checkpoints": {"every": 1},
+    }
+    with comgra.trace(spec, root=root) as session:
+        for _ in range(5):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), classes).backward()
+            optimizer.step()
+    return comgra.open_run(session.path or ""), model, x, classes
+
+
+def test_a_plane_has_the_principal_components_of_the_way_to_the_last_checkpoint(
+    tmp_path: Path,
+) -> None:
+    run, model, _, _ = descended(tmp_path)
+    names = [name for name, _ in model.named_parameters()]
+    rows = [np.concatenate([run.checkpoint(s)[n].ravel() for n in names]) for s in range(5)]
+    moves = np.stack(rows) - rows[-1]
+    left, singular, right = np.linalg.svd(moves, full_matrices=False)
+    plane = run.plane()
+    assert plane.steps == (0, 1, 2, 3, 4)
+    assert np.abs(plane.coordinates).max() == 1
+    np.testing.assert_allclose(plane.explained, singular[:2] ** 2 / (singular**2).sum(), rtol=1e-9)
+    scale = np.abs(left[:, :2] * singular[:2]).max()
+    wanted = left[:, :2] * singular[:2] / scale
+    np.testing.assert_allclose(np.abs(plane.coordinates), np.abs(wanted), atol=1e-9)
+    plane.save(tmp_path / "plane.npz")
+    with np.load(tmp_path / "plane.npz") as stored:
+        axes = [
+            np.concatenate([stored[f"{axis}.{name}"].ravel() for name in names])
+            for axis in ("first", "second")
+        ]
+    for axis, component, column in zip(axes, right, plane.coordinates.T, strict=False):
+        np.testing.assert_allclose(np.abs(axis), scale * np.abs(component), atol=1e-9)
+        np.testing.assert_allclose(moves @ axis / scale**2, column, atol=1e-9)
+    assert run.plane([0, 2, 3]).steps == (0, 2, 3)
+    with pytest.raises(UnknownNameError, match="2 checkpoints determine no plane"):
+        run.plane([0, 1])
+
+
+@pytest.mark.parametrize("step", [4, 2])
+def test_a_slice_in_a_plane_contains_the_way_of_the_training(tmp_path: Path, step: int) -> None:
+    run, model, x, classes = descended(tmp_path)
+    plane, file = run.plane(), tmp_path / "plane.npz"
+    plane.save(file)
+    look = comgra.look(
+        model.eval(),
+        x,
+        weights=run.checkpoint(step),
+        pictures={"valley": {"method": "loss_slice", "plane": str(file), "points": 5, "reach": 1}},
+        loss=lambda output: F.cross_entropy(output, classes),
+    )
+    found = look.picture("valley", step)
+    way = found.facts["way"]
+    assert way["steps"] == [*range(5)]
+    relative = plane.coordinates - plane.coordinates[step]
+    np.testing.assert_allclose(way["coordinates"], relative, atol=1e-9)
+    assert found.facts["directions"] == ["first component", "second component"]
+    with np.load(file) as stored:
+        moves = [
+            {n: stored[f"{axis}.{n}"] for n, _ in model.named_parameters()}
+            for axis in ("first", "second")
+        ]
+    other = copy.deepcopy(model)
+    other.load_state_dict(run.checkpoint(step).torch())
+    for i, j in ((0, 0), (1, 4), (2, 2)):
+        at = found.facts["coordinates"]
+        moved = copy.deepcopy(other).eval()
+        with torch.no_grad():
+            for name, parameter in moved.named_parameters():
+                for far, along in zip((at[i], at[j]), moves, strict=True):
+                    parameter += far * torch.from_numpy(along[name])
+            wanted = F.cross_entropy(moved(x), classes).item()
+        assert found.values[0, i, j] == pytest.approx(wanted, rel=1e-9)
+    card = landscape(RunView(look), "valley", look.types[-1], step)
+    assert card is not None
+    assert [each[0] for each in card.way] == [*range(5)]
+    row, column = card.way[step][1:]
+    assert (row, column) == pytest.approx((0.5, 0.5))  # the step itself, in the middle
+    assert landscape_card(card).count("<circle") == 5
+
+
+def test_another_file_is_no_plane(tmp_path: Path) -> None:
+    np.savez(tmp_path / "other.npz", weight=np.ones(3))
+    with pytest.raises(ProbeError, match=r"contains no plane; write it with run\.plane\(\)\.save"):
+        picture(net(), X.double(), LABELS, method="loss_slice", plane=str(tmp_path / "other.npz"))
 
 
 def test_a_run_has_the_slices_of_all_steps(tmp_path: Path) -> None:

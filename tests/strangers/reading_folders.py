@@ -116,8 +116,13 @@ def _named(run: Run) -> dict[str, Callable[[], Any]]:
         for name, step in zip(table["name"].tolist(), table["step"].tolist(), strict=True):
             run.shown_value(name, step)
 
+    def plane() -> None:
+        with contextlib.suppress(UnknownNameError):  # most have fewer than three checkpoints
+            run.plane()
+
     return {
         "checkpoint": lambda: [run.checkpoint(step) for step in run.checkpoints],
+        "plane": plane,
         "shown_value": shown,
         "effects": lambda: [run.effects(name) for name in run.interventions],
         "intervention_facts": lambda: [run.intervention_facts(n) for n in run.interventions],

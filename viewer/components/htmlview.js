@@ -12,11 +12,13 @@ export function render({ model }) {
   const marked = (event) => event.composedPath().find((e) => e.dataset && e.dataset.send);
 
   let opened = null;
+  let lasso = null; // the line that is being drawn
 
   // Keeps the focus on the same element when the content is replaced, and shows what was opened.
   function draw() {
     const focused = root.getRootNode().activeElement;
     const { send: token = null, cells = null, at = "" } = focused?.dataset ?? {};
+    lasso = null;
     content.innerHTML = model.html;
     if (token) content.querySelector(`[data-send="${CSS.escape(token)}"]`)?.focus();
     if (cells) refocus(content.querySelector(`[data-cells="${CSS.escape(cells)}"]`), at);
@@ -70,11 +72,58 @@ export function render({ model }) {
     if (picture?.matches(":focus-visible")) point(picture, ...at(picture));
   });
 
+  // A line drawn around marks (`data-mark`) in a drawing (`data-lasso`) selects them.
+  const marks = (drawing) => [...drawing.querySelectorAll("[data-mark]")];
+  const number = (mark) => mark.dataset.mark;
+  const pick = (drawing, chosen) =>
+    outbox.post({ send: `${drawing.dataset.lasso}:${chosen.map(number).join(",")}` });
+  function toggled(mark) {
+    const drawing = mark.closest("[data-lasso]");
+    pick(drawing, marks(drawing).filter((each) => each.matches(".brushed") !== (each === mark)));
+  }
+  const surrounded = ([x, y], line) => line.reduce((odd, [ax, ay], i) => {
+    const [bx, by] = line[(i + 1) % line.length];
+    return (ay > y) !== (by > y) && x < ax + (y - ay) / (by - ay) * (bx - ax) ? !odd : odd;
+  }, false);
+  content.addEventListener("pointerdown", (event) => {
+    const drawing = event.composedPath().find((e) => e.dataset?.lasso !== undefined);
+    const draws = drawing && event.button === 0 && event.pointerType !== "touch";
+    lasso = draws ? { drawing, line: [[event.clientX, event.clientY]] } : null;
+  });
+  content.addEventListener("pointermove", (event) => {
+    if (!lasso) return;
+    const { drawing, line } = lasso;
+    line.push([event.clientX, event.clientY]);
+    if (!lasso.shown) {
+      if (Math.hypot(line.at(-1)[0] - line[0][0], line.at(-1)[1] - line[0][1]) < 5) return;
+      lasso.shown = svgElement(drawing, "path", { class: "lasso" });
+      drawing.setPointerCapture(event.pointerId); // the click that follows is not one on a mark
+    }
+    const { left, top } = drawing.getBoundingClientRect();
+    lasso.shown.setAttribute("d", `M${line.map(([x, y]) => `${x - left} ${y - top}`).join("L")}`);
+  });
+  content.addEventListener("pointerup", () => {
+    const { drawing, line, shown } = lasso ?? {};
+    lasso = null;
+    if (!shown) return;
+    shown.remove();
+    pick(drawing, marks(drawing).filter((mark) => {
+      const { x, y, width, height } = mark.getBoundingClientRect();
+      return surrounded([x + width / 2, y + height / 2], line);
+    }));
+  });
+  content.addEventListener("pointercancel", () => { lasso?.shown?.remove(); lasso = null; });
+
+  function act(target, event) {
+    if (event.shiftKey && target.dataset.mark !== undefined) toggled(target);
+    else outbox.post({ send: target.dataset.send });
+  }
+
   content.addEventListener("click", (event) => {
     const picture = grid(event);
     if (picture) outbox.post({ send: under(picture, event) });
     const target = marked(event);
-    if (target) outbox.post({ send: target.dataset.send });
+    if (target) act(target, event);
   });
 
   const ARROWS = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
@@ -107,7 +156,7 @@ export function render({ model }) {
     if (target && (event.key === "Enter" || event.key === " ")) {
       event.preventDefault();
       event.stopPropagation();
-      outbox.post({ send: target.dataset.send });
+      act(target, event);
     }
   });
   const showReady = () => root.classList.toggle("unanswered", !model.ready);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,8 @@ class Landscape:
         low: the lowest value of the grid at all steps.
         high: the highest one.
         notes: further facts, one sentence each.
+        way: for each step of the way of a training through the grid, (step, row, column), which are
+            shares of the grid's height and width.
     """
 
     title: str
@@ -63,6 +66,7 @@ class Landscape:
     low: float = 0.0
     high: float = 0.0
     notes: tuple[str, ...] = ()
+    way: tuple[tuple[int, float, float], ...] = ()
 
 
 def landscape(view: RunView, name: str, type_: str, step: int) -> Landscape | None:
@@ -124,15 +128,31 @@ def density(nodes: Floats, weights: Floats, points: int = 200) -> tuple[Floats, 
 
 def _slice(found: Picture, step: int) -> Landscape:
     values = found.values[found.labels["step"].index(step)]
-    coordinates = found.facts.get("coordinates", [])
+    facts = found.facts
+    coordinates = facts.get("coordinates", [])
     low, high = _ends(found.values)
     title = f"{found.name}: loss_slice"
     names = " and ".join(map(str, found.facts.get("directions", [])))
     notes = (f"directions: {names}", f"loss {number(found.facts.get('value', np.nan), digits=4)}")
     if values.ndim == 2:
-        return Landscape(title, (), values, low, high, notes)
+        return Landscape(title, (), values, low, high, notes, _way(facts, coordinates))
     curve = Curve("loss along the direction", coordinates, values.tolist(), low, high, 0.0)
     return Landscape(title, (curve,), notes=notes)
+
+
+def _way(
+    facts: dict[str, Any], coordinates: Sequence[float]
+) -> tuple[tuple[int, float, float], ...]:
+    way = facts.get("way")
+    if way is None or len(coordinates) < 2:
+        return ()
+    points = len(coordinates)
+    step_size = (coordinates[-1] - coordinates[0]) / (points - 1)
+    places = (np.asarray(way["coordinates"]) - coordinates[0]) / step_size + 0.5  # cells' centres
+    return tuple(
+        (int(step), float(row) / points, float(column) / points)
+        for step, (row, column) in zip(way["steps"], places.tolist(), strict=True)
+    )
 
 
 def _ends(values: Floats) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,12 +12,13 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query.attributions import by_token
-from comgra_decl.records import LENS_TOKENS, MAXIMISED, PICTURE_PREFIX, PROBE_PREFIX
+from comgra_decl.records import MAXIMISED, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.clouds import Cloud, Clouds, NoCloud
 from comgra_decl.viewer.model.effects import EffectTable, effect_tables, probe_type_of
 from comgra_decl.viewer.model.gallery import Tile, gallery
 from comgra_decl.viewer.model.images import flat, largest_magnitude, png, signed, veil
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
+from comgra_decl.viewer.model.lenses import Lens, lenses
 from comgra_decl.viewer.model.record_pictures import (
     Computed,
     of_heads,
@@ -27,7 +29,7 @@ from comgra_decl.viewer.model.record_pictures import (
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.table_cards import TableCard, table_cards
-from comgra_decl.viewer.model.tokens import labels
+from comgra_decl.viewer.model.tokens import labels, words_of
 
 _MOST_EXPLAINED = 128
 """Most explained positions of a table; more are an image."""
@@ -62,24 +64,6 @@ class Card:
     shares: tuple[float, ...] = ()
     rows: tuple[tuple[str, tuple[float, ...]], ...] = ()
     over: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Lens:
-    """What a language model would predict after each layer, for the selected sample.
-
-    Attributes:
-        title: the name of the picture and its method.
-        words: the tokens of the input.
-        layers: for each layer its node, and for each position the predicted token and the
-            probability of the explained token.
-        note: additional facts.
-    """
-
-    title: str
-    words: tuple[str, ...]
-    layers: tuple[tuple[str, tuple[tuple[str, float], ...]], ...]
-    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +136,20 @@ def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
     return tuple(found)
 
 
-def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
+def album(
+    view: RunView,
+    at: Selection,
+    clouds: Clouds | None = None,
+    *,
+    positions: Mapping[str, int] | None = None,
+) -> Album:
     """Return the pictures at the probe's record nearest to the selected step.
 
     Args:
         view: the run.
         at: what is selected.
         clouds: the clouds of the session; None for clouds that nothing keeps.
+        positions: the position whose ranks are shown, by the name of a logit lens.
     """
     exhibits = _exhibits(view, at.step)
     types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
@@ -187,7 +178,7 @@ def album(view: RunView, at: Selection, clouds: Clouds | None = None) -> Album:
         ),
         effect_tables(view, type_.removeprefix(PROBE_PREFIX), step),
         exhibits,
-        _lenses(view, type_, step, sample),
+        lenses(view, type_, step, sample, positions or {}),
         table_cards(view, type_, step, at.node),
     )
 
@@ -210,14 +201,14 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
             continue
         fact = extra[name]
         if fact["method"] == "logit_lens":
-            continue  # see `_lenses`
+            continue  # see `lenses`
         try:
             values = view.value(slot, step, type_)[sample]
         except (ComgraError, IndexError):
             continue
         positions = fact.get("positions", ())
         axis = 1 if positions else 0
-        words = _words(view, type_, step, sample, values.shape[axis] if values.ndim > axis else 0)
+        words = words_of(view, type_, step, sample, values.shape[axis] if values.ndim > axis else 0)
         of_tokens = bool(words) and bool("position" in fact or positions)
         of_tokens = of_tokens and values.ndim < 3 + axis
         bound = _bound(view, slot, type_, of_tokens=of_tokens, of_rows=bool(positions))
@@ -258,42 +249,6 @@ def _maximised(view: RunView, slot: Slot, fact: dict[str, Any], type_: str, step
     units = fact["units"] or range(len(maps))
     note = f"inputs that maximise the units {', '.join(map(str, units))}"
     return Card(title, drawn, -bound, bound, note)
-
-
-def _lenses(view: RunView, type_: str, step: int, sample: int) -> tuple[Lens, ...]:
-    found = []
-    for name, fact in view.run.picture_facts(step, type=type_).items():
-        if fact["method"] != "logit_lens" or "refused" in fact:
-            continue
-        slots = {
-            (slot.node, slot.role): slot
-            for slot in view.slots.values()
-            if slot.pass_ == PICTURE_PREFIX + name
-        }
-        layers: list[tuple[str, tuple[tuple[str, float], ...]]] = []
-        words: tuple[str, ...] = ()
-        for (node, role), slot in slots.items():
-            beside = slots.get((node, role + LENS_TOKENS))
-            if beside is None:
-                continue
-            try:
-                likely = np.exp(np.asarray(view.value(slot, step, type_)[sample], np.float64))
-                tokens = view.value(beside, step, type_)[sample]
-            except (ComgraError, IndexError):
-                continue
-            words = _words(view, type_, step, sample, len(tokens))
-            predicted = labels(view, tokens).tolist()
-            layers.append((node, tuple(zip(predicted, likely.tolist(), strict=True))))
-        target = fact.get("target")
-        whole = "the token that the whole model predicts"
-        explained = whole if target == "top" else f"token {target}"
-        if layers:
-            note = (
-                "cells: the token that each layer would predict; colour: the probability that the "
-                f"layer gives to {explained}"
-            )
-            found.append(Lens(f"{name}: logit_lens", words, tuple(layers), note))
-    return tuple(found)
 
 
 def _landscapes(view: RunView, type_: str, step: int) -> tuple[Landscape, ...]:
@@ -354,20 +309,6 @@ def _per_token(values: NDArray[Any], *, of_rows: bool = False) -> NDArray[np.flo
     """
     wide = np.asarray(values, np.float64)
     return wide if wide.ndim == 1 + of_rows else by_token(wide, "sum")
-
-
-def _words(view: RunView, type_: str, step: int, sample: int, size: int) -> tuple[str, ...]:
-    """Return the tokens of a sample, as text if they are declared; () if there are none."""
-    for slot in view.slots.values():
-        if slot.kind != "input" or slot.pass_ != "forward" or "int" not in slot.dtype:
-            continue
-        try:
-            ids = view.value(slot, step, type_)
-        except ComgraError:
-            continue
-        if ids.ndim == 2 and ids.shape[1] == size and sample < len(ids):
-            return tuple(labels(view, ids[sample]).tolist())
-    return ()
 
 
 def _bound(

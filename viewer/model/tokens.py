@@ -65,6 +65,20 @@ def labels(view: RunView, ids: NDArray[Any]) -> NDArray[np.object_]:
     return out.reshape(ids.shape)
 
 
+def words_of(view: RunView, type_: str, step: int, sample: int, size: int) -> tuple[str, ...]:
+    """Return the tokens of a sample, as text if they are declared; () if there are none."""
+    for slot in view.slots.values():
+        if slot.kind != "input" or slot.pass_ != "forward" or "int" not in slot.dtype:
+            continue
+        try:
+            ids = view.value(slot, step, type_)
+        except ComgraError:
+            continue
+        if ids.ndim == 2 and ids.shape[1] == size and sample < len(ids):
+            return tuple(labels(view, ids[sample]).tolist())
+    return ()
+
+
 def joined(words: Iterable[str]) -> str:
     """Return tokens as text. Spaces are added unless tokens are letters or contain the spaces.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -15,12 +15,24 @@ from comgra_decl.viewer.panes.record_cards import missing_card
 FIT_AGAIN = "fit again"
 """What the button sends that fits the axes and the frame to all records."""
 
+_BRUSHED = ' class="brushed"'
+
 _SIZE, _MARGIN = 190, 8
 _WIDER, _SPRITE = 300, 24
 """Pixels of a cloud of images, and of an image in it."""
 
 
-def cloud_card(found: Cloud | NoCloud, node: str, sample: int, sprites: Sequence[str] = ()) -> str:
+LASSO = "lasso"
+"""What a line around points sends, followed by the numbers of their samples."""
+
+
+def cloud_card(
+    found: Cloud | NoCloud,
+    node: str,
+    sample: int,
+    sprites: Sequence[str] = (),
+    brushed: Collection[int] = (),
+) -> str:
     """Return a card with a dot or an image for each sample, or with why there are none.
 
     Args:
@@ -28,6 +40,7 @@ def cloud_card(found: Cloud | NoCloud, node: str, sample: int, sprites: Sequence
         node: the selected node.
         sample: the selected sample.
         sprites: the images of the samples; "" for a dot.
+        brushed: the brushed samples, which stand out.
     """
     title, chooser = f"cloud: {node}", "".join(_choice(m, found.method) for m in layouts_here())
     if isinstance(found, NoCloud):
@@ -36,14 +49,18 @@ def cloud_card(found: Cloud | NoCloud, node: str, sample: int, sprites: Sequence
     size = _WIDER if any(sprites) else _SIZE
     return (
         f'<div class="card"><h3>{_e(title)}</h3>'
-        f'<svg width="{size}" height="{size}" role="img" aria-label="Cloud of {_e(node)}">'
-        f"{_dots(found, sample, size, sprites)}</svg>"
+        f'<svg class="points{" some" * bool(brushed)}" data-lasso="{LASSO}" width="{size}" '
+        f'height="{size}" role="img" aria-label="Cloud of {_e(node)}">'
+        f"{_dots(found, sample, size, sprites, brushed)}</svg>"
         f"<p>{_e(found.note)}, fitted to {count(found.steps)} steps{_beyond(found)}</p>"
+        f'<p class="soft">Draw a line around points to brush their samples.</p>'
         f"{chooser}</div>"
     )
 
 
-def _dots(found: Cloud, sample: int, size: int, sprites: Sequence[str]) -> str:
+def _dots(
+    found: Cloud, sample: int, size: int, sprites: Sequence[str], brushed: Collection[int]
+) -> str:
     groups = sorted(set(found.labels))
     low, high = np.array(found.low), np.array(found.high)
     span = np.where(high > low, high - low, 1.0)
@@ -55,7 +72,7 @@ def _dots(found: Cloud, sample: int, size: int, sprites: Sequence[str]) -> str:
         colour = LINES[groups.index(label) % len(LINES)] if label in groups else LINES[0]
         sprite = sprites[i] if i < len(sprites) else ""
         dots.append(
-            f'<g tabindex="0" data-send="sample:{i}">'
+            f'<g{_BRUSHED * (i in brushed)} tabindex="0" data-mark="{i}" data-send="sample:{i}">'
             f"{_mark(x, size - y, colour, sprite, i == sample)}"
             f"<title>sample {i} {_e(label)}</title></g>"
         )

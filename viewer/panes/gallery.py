@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.gallery import Tile
 from comgra_decl.viewer.model.numbers import number
@@ -13,6 +15,7 @@ CSS = """
 .tile { background: none; border: 2px solid var(--line); border-radius: 8px; color: inherit;
   cursor: pointer; font: inherit; padding: 6px; text-align: left; width: 108px; }
 .tile[aria-pressed="true"] { border-color: #3f6fd8; }
+.tile.brushed { background: color-mix(in srgb, #3f6fd8 16%, transparent); }
 .tile img { display: block; image-rendering: pixelated; object-fit: contain; }
 .tile img { height: 88px; width: 88px; }
 .tile .text { display: block; font-size: 11px; line-height: 1.3; max-height: 72px;
@@ -22,19 +25,23 @@ CSS = """
 """
 
 
-def gallery(found: Album) -> str:
-    """Return a button for each sample, of which one is pressed."""
-    tiles = "".join(sample_tile(tile, tile.sample == found.sample) for tile in found.tiles)
+def gallery(found: Album, brushed: Collection[int] = ()) -> str:
+    """Return a button for each sample, of which one is pressed; brushed ones stand out."""
+    tiles = "".join(
+        sample_tile(tile, tile.sample == found.sample, brushed=tile.sample in brushed)
+        for tile in found.tiles
+    )
     return f'<div class="gallery" role="group" aria-label="Samples">{tiles}</div>'
 
 
-def sample_tile(tile: Tile, chosen: bool, *, send: str = "") -> str:
+def sample_tile(tile: Tile, chosen: bool, *, send: str = "", brushed: bool = False) -> str:
     """Return the button of a sample.
 
     Args:
         tile: the sample.
         chosen: whether the button is pressed.
         send: what the button sends; by default, the number of the sample.
+        brushed: whether the sample is brushed.
     """
     image = f'<img src="{tile.image}" alt="">' if tile.image else ""
     image += f'<span class="text">{_e(tile.text)}</span>' if tile.text else ""
@@ -47,7 +54,8 @@ def sample_tile(tile: Tile, chosen: bool, *, send: str = "") -> str:
     if tile.loss is not None:
         lines.append(f"{tile.measure} {number(tile.loss, digits=3)}")
     return (
-        f'<button type="button" class="tile" data-send="{send or f"sample:{tile.sample}"}" '
+        f'<button type="button" class="tile{" brushed" * brushed}" '
+        f'data-send="{send or f"sample:{tile.sample}"}" '
         f'aria-pressed="{str(chosen).lower()}">{image}{"<br>".join(lines)}</button>'
     )
 

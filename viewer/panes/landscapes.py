@@ -9,7 +9,7 @@ import numpy as np
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.images import png
 from comgra_decl.viewer.model.landscapes import Curve, Floats, Landscape
-from comgra_decl.viewer.model.numbers import number
+from comgra_decl.viewer.model.numbers import count, number
 
 _WIDTH, _HEIGHT, _LEFT, _BELOW, _ABOVE = 240, 130, 6, 16, 14
 _RAMP = '<span class="heights"></span>'
@@ -21,10 +21,10 @@ def landscape_card(found: Landscape) -> str:
     drawn = "".join(map(_curve, found.curves))
     if found.grid is not None:
         ends = (number(end, digits=3) for end in (found.low, found.high))
-        drawn = (
-            f'<img src="{_heights(found.grid, found.low, found.high)}" alt="{_e(found.title)}">'
-            f"<p>{_RAMP.join(ends)}</p>"
-        )
+        image = f'<img src="{_heights(found.grid, found.low, found.high)}" alt="{_e(found.title)}">'
+        if found.way:
+            image = f'<div class="over">{image}{_way(found)}</div>'
+        drawn = f"{image}<p>{_RAMP.join(ends)}</p>"
     notes = "".join(f"<p>{_e(note)}</p>" for note in found.notes)
     return f'<div class="card"><h3>{_e(found.title)}</h3>{drawn}{notes}</div>'
 
@@ -59,6 +59,20 @@ def _curve(curve: Curve) -> str:
     return (
         f'<p>{_e(curve.name)}</p><svg class="curve" width="{_WIDTH}" height="{_HEIGHT}" role="img" '
         f'aria-label="{_e(curve.name)}"><path d="{"".join(pieces)}"/>{line}{texts}</svg>'
+    )
+
+
+def _way(found: Landscape) -> str:
+    """Return the way of a training as a line over the grid."""
+    places = [(f"{100 * column:.2f}", f"{100 * row:.2f}") for _, row, column in found.way]
+    dots = "".join(
+        f'<circle cx="{x}" cy="{y}" r="1.6"><title>step {count(step)}</title></circle>'
+        for (step, _, _), (x, y) in zip(found.way, places, strict=True)
+    )
+    line = " ".join(f"{x},{y}" for x, y in places)
+    return (
+        '<svg class="veil way" viewBox="0 0 100 100" role="img" aria-label="Way of the training '
+        f'through {_e(found.title)}"><polyline points="{line}"/>{dots}</svg>'
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from comgra_decl.records import INTERVENTION_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.model.brushing import Brush
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
 from comgra_decl.viewer.model.clouds import Clouds, layouts_here
 from comgra_decl.viewer.model.compare import DIFFERENCE, ranking_of
@@ -20,12 +21,11 @@ from comgra_decl.viewer.model.pictures import (
     Album,
     Card,
     Exhibit,
-    Lens,
     album,
 )
 from comgra_decl.viewer.model.table_cards import TableCard
 from comgra_decl.viewer.panes.base import Pane, Shown, html_view
-from comgra_decl.viewer.panes.clouds import FIT_AGAIN, cloud_card
+from comgra_decl.viewer.panes.clouds import FIT_AGAIN, LASSO, cloud_card
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
 from comgra_decl.viewer.panes.effects import (
     cell_of,
@@ -39,6 +39,7 @@ from comgra_decl.viewer.panes.effects import (
 from comgra_decl.viewer.panes.gallery import CSS as GALLERY
 from comgra_decl.viewer.panes.gallery import gallery
 from comgra_decl.viewer.panes.landscapes import landscape_card
+from comgra_decl.viewer.panes.lenses import lens_card
 from comgra_decl.viewer.panes.record_cards import CSS as RECORD_CARDS
 from comgra_decl.viewer.panes.record_cards import missing_card, record_card
 
@@ -47,6 +48,9 @@ _CSS = """
 .card img { display: block; image-rendering: pixelated; object-fit: contain; }
 .card .lens th { white-space: nowrap; }
 .card .lens td { text-align: center; white-space: pre; }
+.card .lens th button { background: none; border: 1px solid transparent; color: inherit;
+  cursor: pointer; font: inherit; padding: 0 2px; white-space: pre; }
+.card .lens th button[aria-pressed="true"] { border-color: #3f6fd8; border-radius: 4px; }
 .card .lens tbody th { position: sticky; left: 0; background: var(--panel-surface-color, #fff); }
 .card { border: 1px solid var(--line); border-radius: 8px; padding: 8px 10px; }
 .card h3 { font-size: 13px; letter-spacing: 0; margin: 0 0 6px; overflow-wrap: anywhere;
@@ -72,6 +76,10 @@ button[aria-pressed="true"]:not(.tile) { border-color: #3f6fd8; color: #3f6fd8; 
 .curve rect { fill: #3f6fd8; fill-opacity: 0.75; }
 .curve circle { cursor: pointer; fill: #3f6fd8; }
 .bars { border-bottom: 1px solid currentColor; border-left: 1px solid currentColor; }
+.way polyline { fill: none; stroke: #d1561f; stroke-width: 0.8; }
+.way circle { fill: #d1561f; }
+.points .lasso { fill: none; stroke: currentColor; stroke-dasharray: 3 3; pointer-events: none; }
+.points.some g:not(.brushed) { opacity: 0.3; }
 .heights { background: linear-gradient(to right, #f4f7fc, #1d4c91); display: inline-block;
   height: 8px; margin: 0 6px; width: 70px; }
 .words { display: flex; flex-wrap: wrap; gap: 2px; max-width: 420px; }
@@ -110,13 +118,16 @@ _OVER = "over"
 class PicturesPane(Pane):
     """A gallery of the probe's samples. A click selects a sample for all sections."""
 
-    reads: ClassVar = frozenset({"run", "revision", "type", "step", "node", "batch", "looked"})
+    reads: ClassVar = frozenset(
+        {"run", "revision", "type", "step", "node", "batch", "looked", "brush"}
+    )
     sizing: ClassVar = "stretch_width"
 
     def build(self) -> Any:
         """Create the HTML view."""
         self._clouds = Clouds()
         self._over = False
+        self._positions: dict[str, int] = {}
         self._place, self._strongest = "", STRONGEST[0]
         self._tables: dict[str, EffectTable] = {}
         self.view = html_view(_CSS + GALLERY + EFFECTS + RECORD_CARDS)
@@ -129,11 +140,12 @@ class PicturesPane(Pane):
 
     def update(self, shown: Shown) -> None:
         """Rewrite the gallery and the cards."""
-        found = album(shown.view, shown.at, self._clouds)
+        found = album(shown.view, shown.at, self._clouds, positions=self._positions)
         drawings = [circuit_drawing(shown.view, t, self._strongest) for t in found.effects]
         circuits = [drawing for drawing in drawings if drawing is not None]
         sent = [f"sample:{tile.sample}" for tile in found.tiles]
         sent += [f"node:{node}" for node in _nodes(found, circuits)]
+        sent += [f"lens:{lens.name}:{i}" for lens in found.lenses for i in range(len(lens.words))]
         sent += tokens()
         sent += [f"cloud:{method}" for method in layouts_here()] + [FIT_AGAIN, _OVER]
         place = self._opened(shown, found)
@@ -143,8 +155,10 @@ class PicturesPane(Pane):
             if place is not None and cell_of(self._place)[0] == table.name:
                 cards.append(place_card(place, self._place))
         cards += [circuit_card(drawing) for drawing in circuits]
-        html = _page(found, shown.at.node, "".join(cards), over=self._over)
-        self.view.param.update(html=html, tokens=sent, grids=grids(found.effects))
+        brushed = tuple(i for i in shown.brush.samples if i < len(found.tiles))
+        html = _page(found, shown.at.node, "".join(cards), over=self._over, brushed=brushed)
+        picks = {LASSO: len(found.tiles)}
+        self.view.param.update(html=html, tokens=sent, grids=grids(found.effects), picks=picks)
         self._tables = {table.name: table for table in found.effects}
 
     def _opened(self, shown: Shown, found: Album) -> PlaceEffects | None:
@@ -166,12 +180,21 @@ class PicturesPane(Pane):
         if kind == "node":
             self.act(node=rest)
             return
+        if kind == LASSO:
+            assert self._shown is not None
+            was = self._shown.brush
+            numbers = rest.split(",") if rest else ()
+            self.act(brush=Brush.of(samples=map(int, numbers), steps=was.steps, runs=was.runs))
+            return
         if kind == "cloud":
             self._clouds.method = rest
         elif kind == FIT_AGAIN:
             self._clouds.fit_again()
         elif kind == _OVER:
             self._over = not self._over
+        elif kind == "lens":
+            name, _, position = rest.rpartition(":")
+            self._positions[name] = int(position)
         elif kind == "strongest":
             self._strongest = int(rest)
         elif kind == "place":
@@ -220,7 +243,9 @@ def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:
     return [*dict.fromkeys([*compared, *affected, *inside])]
 
 
-def _page(found: Album, node: str, effects: str, *, over: bool) -> str:
+def _page(
+    found: Album, node: str, effects: str, *, over: bool, brushed: tuple[int, ...] = ()
+) -> str:
     shown = _exhibits(found.exhibits)
     computed = [record_card(each) for each in found.computed if each.picture is not None]
     empty = [record_card(each) for each in found.computed if each.picture is None]
@@ -228,19 +253,31 @@ def _page(found: Album, node: str, effects: str, *, over: bool) -> str:
         return f'{shown}{_NO_PROBE}<div class="cards">{"".join([*computed, *empty])}</div>'
     image = next((tile.image for tile in found.tiles if tile.sample == found.sample), "")
     pictures = [_card(card, image if over else "") for card in found.cards]
-    pictures += [*map(_lens, found.lenses), *map(landscape_card, found.landscapes)]
+    pictures += [*map(lens_card, found.lenses), *map(landscape_card, found.landscapes)]
     if not pictures:
         empty.insert(0, _NO_PICTURE.format(probe=_e(found.probe)))
     if not effects:
         empty.append(_NO_INTERVENTION.format(probe=_e(found.probe)))
     assert found.cloud is not None  # a probe has one
-    cloud = cloud_card(found.cloud, node, found.sample, [tile.sprite for tile in found.tiles])
+    sprites = [tile.sprite for tile in found.tiles]
+    cloud = cloud_card(found.cloud, node, found.sample, sprites, brushed)
     tables = [_table(table, len(found.tiles)) for table in found.tables]
     cards = [*pictures, effects, cloud, *computed, *tables, *empty]
     veiled = bool(image) and any(card.over for card in found.cards)
     return (
-        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>{gallery(found)}"
+        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>{gallery(found, brushed)}"
+        f"{_brushed(brushed)}"
         f'{_veil_button(over) if veiled else ""}<div class="cards">{"".join(cards)}</div>{shown}'
+    )
+
+
+def _brushed(samples: tuple[int, ...]) -> str:
+    """Return which samples are brushed, and the button that ends it; "" if none are."""
+    if not samples:
+        return ""
+    return (
+        f'<p class="choice">Brushed samples: {", ".join(map(str, samples))} '
+        f'<button type="button" data-send="{LASSO}:">none</button></p>'
     )
 
 
@@ -313,23 +350,6 @@ def _shade(share: float, value: float) -> str:
     if share != share:  # NaN
         return f'<td title="not defined">{MISSING}</td>'
     return f'<td style="{shaded(share)}">{value:.2g}</td>'
-
-
-def _lens(lens: Lens) -> str:
-    """Return a table with a row for each layer and a column for each position."""
-    head = "".join(f"<th>{_e(word)}</th>" for word in lens.words)
-    rows = []
-    for node, cells in lens.layers:
-        inner = "".join(
-            f'<td style="{shaded(p)}" title="probability {number(p, digits=3)}">{_e(word)}</td>'
-            for word, p in cells
-        )
-        rows.append(f"<tr><th>{_e(node)}</th>{inner}</tr>")
-    return (
-        f'<div class="card"><h3>{_e(lens.title)}</h3><div class="wide"><table class="lens">'
-        f"<thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-        f"<p>{_e(lens.note)}</p></div>"
-    )
 
 
 def _word(word: str, share: float, value: float) -> str:

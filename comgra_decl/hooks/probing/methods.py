@@ -17,7 +17,8 @@ from comgra_decl.hooks.modes import CallWatch
 from comgra_decl.hooks.probing.lens import Lens, equal_layers
 from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Drawn, Map, Point, Subject, Tap
-from comgra_decl.records import LENS_TOKENS
+from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.records import LENS_RANKS, LENS_TOKENS
 from comgra_decl.spec.pictures import (
     AttentionRolloutSpec,
     AttributionSpec,
@@ -257,21 +258,45 @@ def _logit_lens(spec: LogitLensSpec, subject: Subject) -> Drawn:
             head=spec.head,
             translators=spec.translators,
         )
-        explained = lens.final.argmax(-1) if spec.target == "top" else int(spec.target)
+        explained = _seen_token(spec, subject, lens.final)
         maps: list[Map] = []
+        ranks: list[Map] = []
         for path, logits in lens.predictions():
-            if isinstance(explained, int) and explained >= logits.shape[-1]:
-                raise ProbeError(
-                    f"token {explained} does not exist; the head returns {logits.shape[-1]}"
-                )
-            chosen = torch.as_tensor(explained, device=logits.device).expand(logits.shape[:-1])
-            likely = widened(logits).log_softmax(-1).gather(-1, chosen[..., None])[..., 0]
-            maps.append(Map(path, "output", likely))
+            chosen = explained.to(logits.device).expand(logits.shape[:-1])
+            missing = chosen < 0
+            wide, place = widened(logits), chosen.clamp(min=0)[..., None]
+            likely = wide.log_softmax(-1).gather(-1, place)[..., 0]
+            before = (wide > wide.gather(-1, place)).sum(-1)
+            maps.append(Map(path, "output", likely.masked_fill(missing, torch.nan)))
             maps.append(Map(path, f"output{LENS_TOKENS}", logits.argmax(-1)))
+            ranks.append(
+                Map(path, f"output{LENS_RANKS}", (before + 1).masked_fill(missing, 0).int())
+            )
+        maps += ranks
     facts = {"method": spec.method, "target": spec.target, "norm": lens.norm, "head": lens.head}
     if spec.translators is not None:
         facts["translators"] = spec.translators
     return Drawn(maps, facts)
+
+
+def _seen_token(spec: LogitLensSpec, subject: Subject, final: torch.Tensor) -> torch.Tensor:
+    """Return the token that a lens explains at each position, or one for all; -1 for none."""
+    if spec.target == "top":
+        return final.argmax(-1)
+    if spec.target == "next":
+        named = [*tensors_in(subject.samples.args), *tensors_in(subject.samples.kwargs)]
+        named.sort(key=lambda each: "decoder" not in str(each[0]))  # predicts its own tokens
+        fits = (t for _, t in named if t.dtype == torch.int64 and t.shape == final.shape[:-1])
+        tokens = next(fits, None)
+        if tokens is None or tokens.dim() != 2:
+            raise ProbeError(
+                "target: next needs an input of integers [samples, positions] and an output "
+                f"[samples, positions, tokens]; the output of the head is {list(final.shape)}"
+            )
+        return torch.cat([tokens[:, 1:], tokens.new_full((len(tokens), 1), -1)], 1)
+    if spec.target >= final.shape[-1]:
+        raise ProbeError(f"token {spec.target} does not exist; the head returns {final.shape[-1]}")
+    return torch.tensor(spec.target)
 
 
 def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | None) -> Drawn:

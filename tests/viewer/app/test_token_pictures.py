@@ -36,6 +36,7 @@ SPEC: dict[str, Any] = {
         },
         "hide": {"method": "occlusion", "of": "eyes", "window": [1], "target": {"position": 2}},
         "roll": {"method": "attention_rollout", "of": "eyes"},
+        "lens": {"method": "logit_lens", "of": "eyes", "target": "next"},
         "each": {
             "method": "integrated_gradients",
             "of": "eyes",
@@ -151,6 +152,48 @@ def test_the_browser_shades_the_text(
     colours = words.evaluate_all("all => all.map(w => getComputedStyle(w).backgroundColor)")
     assert len(set(colours)) > 2
     page.screenshot(path=tmp_path / "tokens.png", full_page=True)
+
+
+@pytest.mark.browser
+def test_the_cells_of_the_lens_in_the_browser_are_those_of_the_run(
+    view: RunView, serve: Callable[..., str], page: Any
+) -> None:
+    from playwright.sync_api import expect
+
+    panel: Any = pytest.importorskip("panel")
+
+    def make() -> Any:
+        pane = PicturesPane(lambda **_: None)
+        at = replace(resolve(view, Selection(), {}), step=2, batch="1")
+        pane.refresh(Shown(view, at, colour="kind", scale="linear", expanded=None, follow=False))
+        panel.state.onload(lambda: pane.view.param.update(ready=True))
+        return pane.panel
+
+    page.goto(serve(make))
+    page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
+    card = page.locator(".card", has=page.get_by_role("heading", name="lens: logit_lens"))
+    lens, ranks = card.locator("table").all()
+    cells = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+    painted = lens.locator("tbody tr").evaluate_all(cells)
+    nodes = ["blocks.0", "blocks.1"]
+    assert [row[0] for row in painted] == nodes
+    for node, *words in painted:
+        tokens = view.run.picture("lens", 2, node).facts["tokens"][1]
+        assert words == [ALPHABET[token] for token in tokens]
+    titles = "cells => cells.map(cell => cell.title)"
+    said = lens.locator("tbody td").evaluate_all(titles)
+    likely = np.exp([view.run.picture("lens", 2, node).values[1] for node in nodes])
+    assert said[LENGTH - 1] == said[-1] == "no token"  # nothing follows the last one
+    shown = [float(text.removeprefix("probability ")) for text in said if text != "no token"]
+    np.testing.assert_allclose(shown, likely[:, :-1].ravel(), rtol=6e-3)
+    for position in (LENGTH - 2, 1):
+        head = lens.get_by_role("button").nth(position)
+        head.press("Enter")
+        expect(head).to_have_attribute("aria-pressed", "true")
+        rows = ranks.locator("tbody tr").evaluate_all(cells)
+        for node, *places in rows:
+            wanted = [view.run.picture("lens", s, node).facts["ranks"][1, position] for s in (0, 2)]
+            assert places == [str(rank) for rank in wanted]
 
 
 def test_a_sample_of_tokens_is_shown_as_text(view: RunView) -> None:
