@@ -42,6 +42,7 @@ CSS = """
 """
 
 _LOW, _HIGH = "#2463ad", "#d1561f"
+_DARK = 85  # percent of the blue above which white text has more contrast than black
 
 
 _MOST_OF_TABLE = 1024
@@ -196,8 +197,8 @@ def _cell(value: float, most: float, token: str, place: str, *, first: bool, cho
 def shaded(share: float) -> str:
     """Return the style from blue for -1 through white to orange for 1."""
     amount = round(100 * min(abs(share), 1.0))
-    end, dark = (_LOW, 60) if share < 0 else (_HIGH, 90)
-    text = "#fff" if amount > dark else "#111"
+    end = _LOW if share < 0 else _HIGH
+    text = "#fff" if share < 0 and amount > _DARK else "#000"
     return f"background:color-mix(in srgb, {end} {amount}%, #fff);color:{text}"
 
 

@@ -49,6 +49,8 @@ CSS = """
 """.replace("SHADES", ", ".join(SCALE))
 
 _SIZE, _WIDE, _MARGIN = 190, 300, 8
+_COUNTED = 36  # pixels of the histogram below a reliability diagram
+_DARK = 0.345  # place on the scale below which white text has more contrast than black
 _DEAD = np.array([0xD6, 0x33, 0x4A], np.uint8)
 _ALIVE = np.array([0xC9, 0xD3, 0xE6], np.uint8)
 _MOST_TILES = 64
@@ -114,8 +116,8 @@ def _cell(value: float, most: float) -> str:
     if value != value:  # NaN
         return f'<td title="not defined">{MISSING}</td>'
     share = min(max(value / most, 0.0), 1.0) if most else 0.0
-    dark = "#fff" if share < 0.6 else "#111"
-    return f'<td style="background:{colour_at(share)};color:{dark}">{value:.2g}</td>'
+    text = "#fff" if share < _DARK else "#000"
+    return f'<td style="background:{colour_at(share)};color:{text}">{value:.2g}</td>'
 
 
 def _confusion(found: Computed, picture: Picture) -> str:
@@ -129,9 +131,10 @@ def _confusion(found: Computed, picture: Picture) -> str:
 
 
 def _reliability(found: Computed, picture: Picture) -> str:
-    """Return a card with the accuracy in each bin of the confidence."""
+    """Return a card with the accuracy in each bin of the confidence, above a histogram of it."""
     width = _SIZE / len(picture.values)
-    bars = []
+    bars, heights = [], []
+    most = picture.values[:, 2].max(initial=1)
     for i, (sure, right, samples) in enumerate(picture.values.tolist()):
         if not samples:
             continue
@@ -143,14 +146,21 @@ def _reliability(found: Computed, picture: Picture) -> str:
             f'<rect x="{i * width + 0.5:.1f}" y="{_SIZE * (1 - right):.1f}" '
             f'width="{width - 1:.1f}" height="{_SIZE * right:.1f}"><title>{known}</title></rect>'
         )
+        high = _COUNTED * samples / most
+        heights.append(
+            f'<rect x="{i * width + 0.5:.1f}" y="{_COUNTED - high:.1f}" '
+            f'width="{width - 1:.1f}" height="{high:.1f}"><title>{known}</title></rect>'
+        )
     total = count(int(picture.values[:, 2].sum()))
     return (
         f'<div class="card"><h3>{_title(found)}: {_e(picture.node or "")}</h3>'
         f'<svg class="curve bars" width="{_SIZE}" height="{_SIZE}" role="img" '
         f'aria-label="Accuracy by confidence">{"".join(bars)}'
         f'<line x1="0" y1="{_SIZE}" x2="{_SIZE}" y2="0"/></svg>'
+        f'<svg class="curve counts" width="{_SIZE}" height="{_COUNTED}" role="img" '
+        f'aria-label="Samples by confidence">{"".join(heights)}</svg>'
         f"<p>accuracy (up) by confidence (0 to 1, across) of {total} samples; the bars of a "
-        "calibrated model end at the diagonal</p></div>"
+        "calibrated model end at the diagonal; below, the samples of each bin</p></div>"
     )
 
 

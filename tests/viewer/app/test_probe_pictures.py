@@ -22,6 +22,7 @@ import comgra_decl
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run
 from comgra_decl.viewer.elements import picture_of
+from comgra_decl.viewer.model.brushing import NOTHING, Brush
 from comgra_decl.viewer.model.clouds import Cloud
 from comgra_decl.viewer.model.compare import ranking_of
 from comgra_decl.viewer.model.comparison_target import Other
@@ -34,6 +35,7 @@ from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.pictures import PicturesPane
 from comgra_decl.viewer.panes.record_cards import record_card
 from comgra_decl.viewer.plotting import plotted
+from tests.viewer.app.test_reachable import FAINT, FAULTS
 
 SPEC: dict[str, Any] = {
     "nodes": {"all": {"select": "**"}},
@@ -184,6 +186,137 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
     expect(sample).to_have_attribute("aria-pressed", "true")
 
 
+@pytest.mark.browser
+def test_a_line_drawn_around_points_brushes_their_samples(
+    probed: RunView, serve: Callable[..., str], page: Any
+) -> None:
+    from playwright.sync_api import expect
+
+    panel: Any = pytest.importorskip("panel")
+    brushes: list[Brush] = []
+
+    def make() -> Any:
+        def act(brush: Brush = NOTHING, **changes: Any) -> None:
+            brushes.append(brush)
+            pane.refresh(replace(shown(probed, node="0", step=4, **changes), brush=brush))
+
+        pane = PicturesPane(act)
+        act(Brush.of(steps=[2]))
+        panel.state.onload(lambda: pane.view.param.update(ready=True))
+        return pane.panel
+
+    page.goto(serve(make))
+    page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
+    cloud = page.locator("svg.points")
+    cloud.scroll_into_view_if_needed()
+    boxes = {
+        int(number): (x, y)
+        for number, x, y in cloud.locator("g").evaluate_all(
+            """all => all.map(mark => {
+                const { x, y, width, height } = mark.getBoundingClientRect();
+                return [mark.dataset.mark, x + width / 2, y + height / 2];
+            })"""
+        )
+    }
+    order = sorted(boxes, key=lambda i: boxes[i][0])
+    frame = cloud.bounding_box()
+    left, right = frame["x"] - 5, (boxes[order[2]][0] + boxes[order[3]][0]) / 2
+    top, bottom = frame["y"] + 1, frame["y"] + frame["height"] - 1
+    page.mouse.move(frame["x"] + 1, top)
+    page.mouse.down()
+    for x, y in ((right, top), (right, bottom), (left, bottom), (left, top)):
+        page.mouse.move(x, y, steps=4)
+    page.mouse.up()
+    tiles = page.locator(".tile.brushed")
+    expect(tiles).to_have_count(3)
+    assert brushes[-1] == Brush.of(samples=order[:3], steps=[2])  # those of steps stay
+    expect(cloud.locator("g.brushed")).to_have_count(3)
+    cloud.locator(f'[data-mark="{order[0]}"]').press("Shift+Enter")
+    expect(tiles).to_have_count(2)
+    cloud.locator(f'[data-mark="{order[5]}"]').press("Shift+Enter")
+    expect(tiles).to_have_count(3)
+    assert brushes[-1].samples == tuple(sorted([order[1], order[2], order[5]]))
+    page.get_by_role("button", name="none", exact=True).press("Enter")
+    expect(tiles).to_have_count(0)
+    cloud.locator(f'[data-mark="{order[0]}"]').press("Enter")  # still selects the sample
+    chosen = page.get_by_role("button", name=f"sample {order[0]}")
+    expect(chosen).to_have_attribute("aria-pressed", "true")
+
+
+def test_only_samples_of_the_probe_can_be_brushed(probed: RunView) -> None:
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(probed, node="0"))
+    for sent in ("lasso:", "lasso:0,5", "lasso:3"):
+        assert pane.view.check({"send": sent})
+    for sent in (
+        "lasso:6",
+        "lasso:-1",
+        "lasso:1,,2",
+        "lasso:x",
+        "lasso",
+        "lasso:1, 2",
+        "cloud:1,2",
+    ):
+        assert not pane.view.check({"send": sent})
+
+
+@pytest.mark.browser
+def test_the_page_paints_the_numbers_of_the_run(
+    probed: RunView, serve: Callable[..., str], page: Any
+) -> None:
+    panel: Any = pytest.importorskip("panel")
+
+    def make() -> Any:
+        pane = PicturesPane(lambda **_: None)
+        pane.refresh(shown(probed, node="0", step=4, batch="2"))
+        panel.state.onload(lambda: pane.view.param.update(ready=True))
+        return pane.panel
+
+    page.goto(serve(make))
+    page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
+    heading = page.get_by_role("heading", name="feature maps: 0")
+    maps = page.locator(".card", has=heading).locator("img")
+    assert maps.count() == 3
+    values = probed.run.value("0", 4, type="probe:eyes")[2]
+    steps = (0, 2, 4)
+    most = max(np.abs(probed.run.value("0", step, type="probe:eyes")).max() for step in steps)
+    for image, channel in zip(maps.all(), np.argsort(-values.mean((1, 2))), strict=True):
+        painted = np.array(image.evaluate(PAINTED), np.float64).reshape(4, 4, 4)
+        share = values[channel] / most
+        zero, ends = np.full(3, 255.0), np.array([[0x24, 0x63, 0xAD], [0xD1, 0x56, 0x1F]], float)
+        end = ends[(share > 0).astype(int)]
+        wanted = zero + np.abs(share)[..., None] * (end - zero)
+        np.testing.assert_allclose(painted[..., :3], wanted, atol=1)
+
+
+@pytest.mark.browser
+def test_every_card_can_be_read_and_worked_without_a_mouse(
+    probed: RunView, serve: Callable[..., str], page: Any
+) -> None:
+    panel: Any = pytest.importorskip("panel")
+
+    def make() -> Any:
+        pane = PicturesPane(lambda **_: None)
+        brush = Brush.of(samples=[1, 2])
+        pane.refresh(replace(shown(probed, node="0", step=4, batch="2"), brush=brush))
+        panel.state.onload(lambda: pane.view.param.update(ready=True))
+        return pane.panel
+
+    page.goto(serve(make))
+    page.wait_for_function("!!(window.Bokeh && Bokeh.documents[0]?.is_idle)")
+    assert page.locator(".card").count() > 10
+    assert page.evaluate(FAULTS) + page.evaluate(FAINT) == []
+
+
+PAINTED = """async image => {
+  await image.decode();
+  const canvas = new OffscreenCanvas(image.naturalWidth, image.naturalHeight);
+  const context = canvas.getContext("2d");
+  context.drawImage(image, 0, 0);
+  return [...context.getImageData(0, 0, canvas.width, canvas.height).data];
+}"""
+
+
 def test_compare_ranks_two_records_of_a_probe(probed: RunView) -> None:
     chosen = {"statistic": "mean", "auto_statistic": False, "auto_batch": False}
     here = at(probed, type="probe:eyes", step=4, **chosen)
@@ -286,6 +419,13 @@ def test_the_section_draws_reliability_and_linear_probes(probed: RunView) -> Non
     accuracy = probed.run.picture("reliability", 4).values[:, 1]
     heights = [float(bar.get("height", "")) / 190 for bar in drawing.iterfind("rect")]
     assert heights == pytest.approx(accuracy[np.isfinite(accuracy)].tolist(), abs=1e-3)
+    samples = probed.run.picture("reliability", 4).values[:, 2]
+    histogram = page.find(".//svg[@class='curve counts']")
+    assert histogram is not None
+    high = [float(bar.get("height", "")) for bar in histogram.iterfind("rect")]
+    whole = float(histogram.get("height", ""))
+    wanted = [whole * count / samples.max() for count in samples if count]
+    assert high == pytest.approx(wanted, abs=0.1)
     probes = probed.run.picture("linear_probe", 4)
     assert line is not None
     dots = [*line.iterfind("circle")]
