@@ -187,6 +187,14 @@ def test_all_tensors_are_to_the_last_bit_those_that_a_plain_hook_gives(
     assert found.of(f"intervention:{name}")[0].info.mode == PROBE_MODE
 
 
+def test_the_last_block_patched_from_another_sample_gives_the_output_of_that_sample() -> None:
+    found = recorded({"last": {"select": "blocks.1", "do": {"patch": "other"}}})
+    with torch.no_grad():
+        logits = initial()(batches(1)[0][0][:COUNT])
+    (patched,) = of(found, "intervention:last")[""]
+    assert patched.tobytes() == logits.roll(-1, 0).numpy().tobytes()
+
+
 def test_changes_are_made_in_the_order_in_which_they_are_listed(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", V.numpy())
     add = {"select": MLP, "do": {"add": str(tmp_path / "v.npy")}}
