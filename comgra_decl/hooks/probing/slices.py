@@ -101,7 +101,8 @@ def _in_plane(
     given = tensors_in_file(file)
     if not {"steps", "coordinates", "origin"} <= given.keys():
         raise ProbeError(f"{file} contains no plane; write it with run.plane().save(...)")
-    here, directions = [], []
+    here: list[float] = []
+    directions: list[Direction] = []
     for axis, origin in zip(("first.", "second."), given["origin"].tolist(), strict=True):
         own = {n.removeprefix(axis): t for n, t in given.items() if n.startswith(axis)}
         along = _of_parameters(file, own, subject, parameters)

@@ -192,8 +192,7 @@ class Fused(nn.Module):
         x = self.embed(tokens)
         query = self.query(x).unflatten(2, (HEADS, -1)).transpose(1, 2)
         key = self.key(x)[:, None]
-        options = {"is_causal": True, "enable_gqa": True}
-        return F.scaled_dot_product_attention(query, key, key, **options)
+        return F.scaled_dot_product_attention(query, key, key, is_causal=True, enable_gqa=True)
 
 
 @pytest.fixture(scope="module")
