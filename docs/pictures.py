@@ -33,6 +33,7 @@ IMAGES = Path(__file__).with_name("images")
 SIZE = {"width": 1600, "height": 960}
 TABLET = {"width": 800, "height": 800}
 LAPTOP = {"width": 1280, "height": 800}
+TALL = {"width": 1600, "height": 3200}  # a section that need not scroll shows all of its cards
 COLOURS = 256  # per screenshot; the viewer uses few colours, and a palette keeps files small
 PATIENCE = 60_000  # milliseconds
 
@@ -72,6 +73,7 @@ SPECS: dict[str, dict[str, Any]] = {  # of runs whose example has no spec for a 
     "characters/pictures": {
         **yaml.safe_load((ROOT / "examples/characters/letters.yaml").read_text()),
         "pictures": {
+            "lens": {"method": "logit_lens", "of": "sequences", "target": "next"},
             "each": {
                 "method": "input_x_gradient",
                 "of": "sequences",
@@ -112,7 +114,7 @@ FIGURES = {  # the beginning of the title of the only figure of the section to s
 DARK = {"viewer-dark"}
 NARROW = {"viewer-narrow"}
 
-CLICKS = {"viewer-walk": ("Show me", "Next")}
+CLICKS = {"viewer-walk": ("Show me", "Next"), "pictures-heads": ("Model",)}
 """Buttons to click before the screenshot."""
 
 PICTURES: dict[str, Address] = {  # name: query parameters
@@ -188,20 +190,34 @@ CARDS: dict[str, tuple[Address, tuple[str, ...]]] = {  # name: query parameters,
     "pictures-tokens": (_LETTERS, ("why", "each")),
     "pictures-lens": (_LETTERS, ("lens",)),
 }
-PICTURES |= {name: address for name, (address, _) in CARDS.items()}
-PICTURES["pictures-attention"] = {
-    **_LETTERS,
-    "section": "attention",
-    "node": "blocks.1.attention.weights",
+PARTS = {  # of a section, as selectors of CSS
+    "pictures-attention": ".attention",
+    "pictures-heads": ".attention",
 }
 
-_ONLY = """(cards, titles) => {
-  for (const card of cards.children) {
+_WEIGHTS: Address = {**_LETTERS, "section": "attention", "node": "blocks.1.attention.weights"}
+
+PICTURES |= {name: address for name, (address, _) in CARDS.items()}
+PICTURES |= dict.fromkeys(PARTS, _WEIGHTS)
+
+_ONLY = """async (cards, titles) => {
+  for (const card of [...cards.children]) {
     const title = card.querySelector("h3")?.textContent ?? "";
     if (!titles.some((each) => title.startsWith(each))) card.remove();
   }
+  await Promise.all([...cards.querySelectorAll("img")].map((image) => image.decode()));
+  return cards.children.length;
 }"""
-"""Removes the cards with other titles."""
+"""Removes the cards with other titles, waits for the images, and returns the number of cards."""
+
+_FRAME = """cards => {
+  const boxes = [...cards.children].map((card) => card.getBoundingClientRect());
+  const [left, top] = ["left", "top"].map((side) => Math.min(...boxes.map((box) => box[side])));
+  const [right, bottom] =
+    ["right", "bottom"].map((side) => Math.max(...boxes.map((box) => box[side])));
+  return { x: left - 8, y: top - 8, width: right - left + 16, height: bottom - top + 16 };
+}"""
+"""Returns the place on the page of all cards together."""
 
 
 def command(name: str, runs: Path, *, spec: Path | None = None) -> list[str]:
@@ -269,6 +285,7 @@ _PLACE = """title => {
 def photograph(page: Page, address: str, name: str) -> None:
     """Open the viewer at a screenshot's URL and save the screenshot."""
     size = TABLET if name in NARROW else LAPTOP if name in SECTIONS else SIZE
+    size = TALL if name in CARDS or name in PARTS else size
     page.set_viewport_size(size)  # type: ignore[arg-type]
     page.emulate_media(color_scheme="dark" if name in DARK else "light")
     page.goto(f"{address}?{urlencode(PICTURES[name], doseq=True)}")
@@ -292,11 +309,18 @@ def _screenshot(page: Page, name: str) -> bytes:
         x, y, width, height = page.evaluate(_PLACE, FIGURES[name])
         page.wait_for_timeout(500)
         return page.screenshot(clip={"x": x, "y": y, "width": width, "height": height})
+    if name in PARTS:
+        return page.locator(PARTS[name]).first.screenshot()
     if name not in CARDS:
         return page.screenshot()
     cards = page.locator(".cards").first
-    cards.evaluate(_ONLY, CARDS[name][1])
-    return cards.screenshot()
+    titles = CARDS[name][1]
+    found = cards.evaluate(_ONLY, titles)
+    if found < len(titles):
+        raise RuntimeError(f"{name}: {found} cards begin with one of the titles {titles}")
+    cards.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    return page.screenshot(clip=cards.evaluate(_FRAME))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ pytest.importorskip("playwright")
 from docs.pictures import IMAGES, PICTURES, ROOT, command
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FOUND = [*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+FOUND = [*(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 PAGES = [README, *(page.read_text(encoding="utf-8") for page in FOUND)]
 SHOWN = re.compile(r"!\[[^]]*\]\(docs/images/(\w+)\.png\)\s+```bash\n(.*?)```", re.DOTALL)
 

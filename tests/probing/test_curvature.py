@@ -74,6 +74,23 @@ def test_both_ends_equal_those_of_the_dense_hessian() -> None:
     assert found.facts["measure"] == "loss"
 
 
+@pytest.mark.slow
+def test_the_spectrum_of_a_larger_network_and_the_error_of_its_trace() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(5, 32), nn.Tanh(), nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 3)
+    ).double()
+    matrix = dense(model, cross_entropy)
+    wanted = np.linalg.eigvalsh(matrix)
+    found = picture(model, X, LABELS, method="hessian", top=3, points=60, vectors=10)
+    assert found.facts["parameters"] == len(wanted) == 1347
+    np.testing.assert_allclose(
+        parts(found)["eigenvalues"], [*wanted[:-4:-1], wanted[0]], rtol=0, atol=1e-6 * wanted[-1]
+    )
+    assert 0 < found.facts["trace_error"] < abs(np.trace(matrix))
+    assert abs(found.facts["trace"] - np.trace(matrix)) < 3 * found.facts["trace_error"]
+
+
 def test_an_eigenvalue_of_the_hessian_lies_within_each_residual() -> None:
     model = small()
     wanted = np.linalg.eigvalsh(dense(model, cross_entropy))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
+import subprocess
 import sys
 import weakref
+from pathlib import Path
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -211,3 +215,67 @@ def test_memory_stays_flat_over_many_records() -> None:
                 gc.collect()
                 counts.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
     assert counts[1] == counts[2]
+
+
+GROWING = """
+import ctypes, gc, json, sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+import comgra_decl
+from tests.probing.test_neutral import OF_IMAGES, PICTURES
+
+RECORDS, EVERY = 1000, 100
+cover = {"method": "occlusion", "of": "eyes", "window": [16, 16], "stride": 16}
+spec = {
+    "nodes": {"all": {"select": "**"}},
+    "schedule": {"first": RECORDS},
+    "rules": "off",
+    "probes": {"eyes": {"samples": {"count": 4}, "schedule": {"first": RECORDS}}},
+    "pictures": {**PICTURES, **OF_IMAGES, "hide": cover},
+}
+
+def resident():
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+torch.manual_seed(0)
+model = nn.Sequential(
+    nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(64, 3)
+)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+found = []
+with comgra_decl.trace(spec, root=sys.argv[1]) as session:
+    for step in range(1, RECORDS + 1):
+        optimizer.zero_grad()
+        F.cross_entropy(model(torch.randn(4, 3, 32, 32)), torch.randint(3, (4,))).backward()
+        optimizer.step()
+        if step % EVERY == 0:
+            found.append(resident())
+records = comgra_decl.open_run(session.path).records
+assert (records["type"] == "probe:eyes").sum() == RECORDS
+print(json.dumps(found))
+"""
+
+
+def resident_memory(root: Path) -> list[int]:
+    """Return the kB in memory after each 100 of 1,000 records with every picture."""
+    done = subprocess.run(
+        [sys.executable, "-c", GROWING, str(root)],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "MALLOC_ARENA_MAX": "1", "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    found: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_process_is_as_large_after_a_thousand_records_as_after_some_hundred(
+    tmp_path: Path,
+) -> None:
+    found = resident_memory(tmp_path)
+    kept = 4 * 3 * 32 * 32 * 4 / 1024  # kB of the samples: the least that a leak would keep
+    assert found[-1] - found[2] < 0.5 * kept * 700
