@@ -172,7 +172,8 @@ class RunFacts:
             0    head  weight          0  forward         120    0.000313
 
         In up to 16 records, compares the parameters of data parallel training, their gradients as
-        used by the optimizer, the optimizer state and the updates. `first_step` is the step of the
+        used by the optimizer, the optimizer state and the updates, and the shards that several
+        ranks hold. All else reads such copies from the first rank. `first_step` is the step of the
         first such record with a difference. `difference` is the largest relative difference of any
         statistic at that step. The table is usually empty.
         """

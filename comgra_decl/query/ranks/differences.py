@@ -36,17 +36,19 @@ def differing(
     """Return the tensors that differ between ranks, checking up to 16 records.
 
     Args:
-        copies: tensors that should be identical.
+        copies: tensors that should be identical; one may occur several times, with other ranks.
         steps: step of each common record.
         rows: returns the statistics [ranks, copies, columns] of a record.
         columns: names of the columns.
     """
     looked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), 16)).astype(np.int64))
-    found: dict[int, Difference] = {}
+    found: dict[SlotKey, Difference] = {}
     for record in looked.tolist():
+        step = int(steps[record])
         for at, size in unequal(rows(record), columns):
-            if at not in found:
-                found[at] = Difference(copies[at].key, int(steps[record]), size)
+            key = copies[at].key
+            if key not in found or (found[key].step == step and found[key].size < size):
+                found[key] = Difference(key, step, size)
     return list(found.values())
 
 

@@ -18,6 +18,7 @@ from comgra_decl.store.view import View
 
 from .differences import Difference, differences_warning
 from .joining import Joint, Ranks, agreed, join_histograms
+from .member import Member
 from .readings import Lost, Reading
 
 if TYPE_CHECKING:
@@ -108,21 +109,23 @@ def _scalars(view: View) -> pd.DataFrame:
     return table
 
 
-def join_kpi(members: Sequence[tuple[View, NDArray[np.int64]]], code: int) -> NDArray[np.float64]:
+def kpi_of(member: Member, name: str) -> NDArray[np.float64]:
+    """Return a KPI of the common records on one rank; `MISSING` where it has none."""
+    codes = member.view.names("kpi")
+    if name not in codes:
+        return np.full(len(member.records), MISSING)
+    at = SYSTEM_COLUMNS + codes.index(name)
+    values = member.view.series("kpi", at)[member.records]
+    unknown = member.view.records[member.records, RecordColumn.KPIS] <= at
+    return np.where(unknown, MISSING, values)
+
+
+def join_kpi(columns: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Return a KPI of the common records, averaged over the ranks; `MISSING` if no rank has it.
 
     Args:
-        members: each rank's view and its common records.
-        code: code of the KPI's name on the first rank.
+        columns: the KPI on each rank.
     """
-    name = members[0][0].names("kpi")[code]
-    columns = []
-    for view, records in members:
-        if name in view.names("kpi"):
-            at = SYSTEM_COLUMNS + view.names("kpi").index(name)
-            values = view.series("kpi", at)[records]
-            unknown = view.records[records, RecordColumn.KPIS] <= at
-            columns.append(np.where(unknown, MISSING, values))
     table = np.stack(columns)
     there = table.view(np.uint64) != MISSING.view(np.uint64)
     with np.errstate(all="ignore"):

@@ -14,12 +14,12 @@ A tensor is related to the tensors of other ranks in one of three ways, dependin
   computing sample variances", COMPSTAT 1982). A tensor without a batch dimension counts as one
   sample on each rank.
 - **copies**: all ranks have the same tensor, such as a parameter under data parallelism. The tensor
-  from the first rank is used.
+  from the first rank is used, and only that rank is read.
 - **pieces**: each rank has a part of one tensor, with e_r elements, such as a sharded parameter.
   Means and fractions are weighted by e_r. std is computed as above, over elements instead of
   samples. l2 = sqrt(sum(l2_r^2)). Counts are added, and min and max are taken over all parts.
   Statistics that cannot be computed from the parts, such as quantiles and singular values, are
-  missing. Identical parts are counted once, and without all parts, everything is missing.
+  missing. Identical parts are read and counted once, and without all parts, everything is missing.
 - **parts**: each rank has a part of the activations of its batch, such as the output of a
   tensor-parallel layer. Means and fractions over the batch, counts of non-finite elements and the
   largest absolute value are those of the whole. The others, such as the mean of the samples' l2,
@@ -98,7 +98,11 @@ class Ranks:
         known = [next(s for s in column if s is not None) for column in zip(*slots, strict=True)]
         self.joints = np.array([how_joined(slot) for slot in known], np.int64)
         self.batches = [[rank] for rank in range(len(slots))] if batches is None else batches
-        self.elements = _elements(slots, self.joints, self.batches)
+        self.origins = _origins(slots, self.joints, self.batches)
+        """The first rank that holds the same as a rank does, [ranks, slots]; -1 without the slot.
+
+        Tensors of ranks with the same origin are copies. Of samples, none are known to be."""
+        self.elements = _elements(slots, self.joints, self.origins)
         self._sizes = np.array([_count(slot.shape, slot.batch_dim) for slot in known])
 
     def column(
@@ -181,25 +185,41 @@ def _present(read: Read, lost: Callable[[str], Lost]) -> tuple[NDArray[np.bool_]
     return np.where(gone, ~np.isnan(read("rows")), there), unknown
 
 
-def _elements(
+def _origins(
     slots: list[list[SlotInfo | None]],
     joints: NDArray[np.int64],
     batches: Sequence[Sequence[int]],
-) -> Floats:
-    """Return the number of elements of each rank [ranks, slots]; identical parts count once.
+) -> NDArray[np.int64]:
+    """Return the first rank that holds the same tensor, or the same part of it, [ranks, slots].
 
-    Parts of activations are identical only if they belong to the same batch.
+    Parts of activations are the same only if they belong to the same batch.
     """
-    counts = np.ones((len(slots), len(slots[0])))
+    origins = np.full((len(slots), len(slots[0])), -1)
     batch = {rank: number for number, members in enumerate(batches) for rank in members}
     for at, column in enumerate(zip(*slots, strict=True)):
-        seen = set()
+        first: dict[object, int] = {}
         for rank, slot in enumerate(column):
-            if slot is None or slot.piece is None:
+            if slot is None:
                 continue
-            part = slot.piece, batch[rank] if joints[at] == Joint.PARTS else None
-            counts[rank, at] = 0.0 if part in seen else _count(slot.piece.shape, slot.batch_dim)
-            seen.add(part)
+            held: object = rank
+            if joints[at] == Joint.COPIES:
+                held = None
+            elif joints[at] != Joint.SAMPLES:
+                held = slot.piece, batch[rank] if joints[at] == Joint.PARTS else None
+            origins[rank, at] = first.setdefault(held, rank)
+    return origins
+
+
+def _elements(
+    slots: list[list[SlotInfo | None]], joints: NDArray[np.int64], origins: NDArray[np.int64]
+) -> Floats:
+    """Return the number of elements of each rank [ranks, slots]; identical parts count once."""
+    counts = np.ones(origins.shape)
+    for at in np.flatnonzero((joints == Joint.PIECES) | (joints == Joint.PARTS)).tolist():
+        for rank, slot in enumerate(column[at] for column in slots):
+            if slot is not None and slot.piece is not None:
+                own = origins[rank, at] == rank
+                counts[rank, at] = _count(slot.piece.shape, slot.batch_dim) if own else 0.0
     return counts
 
 

@@ -25,6 +25,10 @@ class Member:
     ids: NDArray[np.int64]
     records: NDArray[np.int64]
 
+    def holds(self, slots: slice) -> bool:
+        """Whether the rank has any of some slots."""
+        return bool((self.ids[slots] >= 0).any())
+
     def slot(self, slot: int) -> SlotInfo | None:
         """Return the rank's own slot, or None."""
         own = int(self.ids[slot])
@@ -34,6 +38,12 @@ class Member:
         """Whether the slot existed on this rank when the record was written."""
         own = int(self.ids[slot])
         return own >= 0 and self.view.has_column(int(self.records[record]), own)
+
+    def existed(self, records: slice, slots: slice) -> NDArray[np.bool_]:
+        """Return which slots existed on this rank when records were written, [records, slots]."""
+        ids = self.ids[slots]
+        widths = self.view.records[self.records[records], RecordColumn.WIDTH]
+        return np.asarray((ids >= 0) & (ids < widths[:, None]))
 
     def row(self, family: str, record: int) -> Reading:
         """Return the array that a record stores for a family, [slots, ...]."""
@@ -56,11 +66,8 @@ class Member:
         return Reading(_arranged(data, self.ids, 1), gone)
 
     def series(self, family: str, slot: int, *inner: int | slice) -> Reading:
-        """Return one slot over all joint records, [n, ...]."""
+        """Return one slot that the rank has over all joint records, [n, ...]."""
         own = int(self.ids[slot])
-        if own < 0:
-            like = self.view.series(family, 0, *inner)[self.records]
-            return Reading(np.full_like(like, np.nan if like.dtype.kind == "f" else 0))
         data = self.view.series(family, own, *inner)[self.records]
         lost = self.view.lost_in(family, slice(0, self.view.n), own, *inner)
         return Reading(data, None if lost is None else lost[self.records])

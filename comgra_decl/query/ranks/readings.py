@@ -25,13 +25,25 @@ class Reading:
         return Reading(self.data[index], None if self.lost is None else self.lost[index])
 
 
-def stacked(readings: Sequence[Reading]) -> Reading:
-    """Stack readings with the same shape from multiple ranks: [ranks, ...]."""
-    data = np.stack([reading.data for reading in readings])
-    if all(reading.lost is None for reading in readings):
-        return Reading(data)
-    lost = [np.zeros(r.data.shape, bool) if r.lost is None else r.lost for r in readings]
-    return Reading(data, np.stack(lost))
+def stacked(readings: Sequence[Reading | None]) -> Reading:
+    """Stack readings with the same shape from multiple ranks: [ranks, ...].
+
+    Args:
+        readings: those of each rank; fill values replace None, but at least one must be given.
+    """
+    first = next(reading.data for reading in readings if reading is not None)
+    data = np.full(
+        (len(readings), *first.shape), np.nan if first.dtype.kind == "f" else 0, first.dtype
+    )
+    lost: Lost = None
+    for rank, reading in enumerate(readings):
+        if reading is None:
+            continue
+        data[rank] = reading.data
+        if reading.lost is not None:
+            lost = np.zeros(data.shape, bool) if lost is None else lost
+            lost[rank] = reading.lost
+    return Reading(data, lost)
 
 
 class Columns:
@@ -52,6 +64,11 @@ class Columns:
     def lost(self, name: str) -> Lost:
         """Return a mask of the values of a column that are missing because they are damaged."""
         return self.reading(name).lost
+
+    @property
+    def losses(self) -> list[Lost]:
+        """Masks of the damaged values in what was read so far."""
+        return [found.lost for found in self._known.values()]
 
     def reading(self, name: str) -> Reading:
         """Return a column as it was read."""

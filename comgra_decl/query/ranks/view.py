@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property, partial
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +40,8 @@ _READ, _JOINED = 1 << 20, 1 << 17
 read together, as float32, and those that are joined together, as float64. Some columns are held at
 a time, so that a tile takes up to 30 MB, whatever the number of ranks."""
 
+_PRESENT = "nonfinite.mean"
+"""A column that is a number wherever a tensor was recorded."""
 
 T = TypeVar("T")
 
@@ -87,6 +92,9 @@ class JoinedView:
         self._coordinates = coordinates
         self._batches = same_batch(self.ranks, coordinates)
         self._joined = joining.Ranks(listed, self._batches) if self._slots else None
+        self._sources = (
+            self._members if self._joined is None else _first(self._members, self._joined)
+        )
         self.n = len(records[0])
         self._count = meta.sample_count // len(self._batches)
         self._shape_codes: dict[tuple[int, ...], int] = {}
@@ -177,6 +185,7 @@ class JoinedView:
 
     @cached_property
     def _joint_scalars(self) -> tuple[NDArray[np.void], dict[str, list[str]]]:
+        self._of_each(lambda member: member.view.scalars)  # reads them, and keeps them
         return facts.join_scalars([member.view for member in self._members])
 
     @property
@@ -241,21 +250,25 @@ class JoinedView:
         Raises:
             DamagedRunError: a requested histogram is damaged on a rank.
         """
-        joined, lost = self._joined_of(family, lambda m, name: m.row(name, record))
-        if lost is not None and np.any(lost[inner[:1]] if inner else lost):
+        whole, one = slice(0, len(self.slots)), slice(record, record + 1)
+        joined, lost = self._joined_of(
+            family, lambda name, m: m.row(name, record)[None], whole, one
+        )
+        if lost is not None and np.any(lost[0][inner[:1]] if inner else lost):
             raise DamagedRunError(f"histograms of record {record} are damaged, see `run.damage`")
-        return joined[inner] if inner else joined
+        found: NDArray[Any] = joined[0]
+        return found[inner] if inner else found
 
     def rows(self, family: str, first: int, last: int) -> NDArray[Any]:
         """Return all slots over the common records `first` to `last` - 1."""
-        return self._joined_of(family, lambda m, name: m.rows(name, first, last))[0]
+        whole, records = slice(0, len(self.slots)), slice(first, last)
+        return self._joined_of(family, lambda name, m: m.rows(name, first, last), whole, records)[0]
 
     def series(self, family: str, slot: int, *inner: int | slice) -> NDArray[Any]:
         """Return one slot over all common records, [n, ...]; a "kpi" column is the ranks' mean."""
         if family == "kpi":
-            return facts.join_kpi(
-                [(member.view, member.records) for member in self._members], slot - SYSTEM_COLUMNS
-            )
+            name = self.names("kpi")[slot - SYSTEM_COLUMNS]
+            return facts.join_kpi(self._of_each(lambda member: facts.kpi_of(member, name)))
         if family == "agg":
             index = inner[0] if inner else slice(None)
             if not isinstance(index, slice):
@@ -289,12 +302,16 @@ class JoinedView:
             wide = len(self._members) * (few.stop - few.start)
             at = slice(few.start - slots.start, few.stop - slots.start)
             for many in _spans(records.start, records.stop, max(1, _READ // wide)):
-                read = Columns(partial(self._tile, records=many, slots=few))
-                for part in _spans(many.start, many.stop, max(1, _JOINED // wide)):
-                    own = slice(part.start - many.start, part.stop - many.start)
-                    columns = Columns(partial(_rows, read, own))
-                    to = slice(part.start - records.start, part.stop - records.start)
-                    joined[to, at] = self._column(name, columns, ranks, self.slots[few])
+                for members in (self._sources, self._members):
+                    read = Columns(partial(self._tile, members, records=many, slots=few))
+                    for part in _spans(many.start, many.stop, max(1, _JOINED // wide)):
+                        own = slice(part.start - many.start, part.stop - many.start)
+                        columns = Columns(partial(_rows, read, own))
+                        to = slice(part.start - records.start, part.stop - records.start)
+                        joined[to, at] = self._column(name, columns, ranks, self.slots[few])
+                    present = read.reading(_PRESENT)
+                    if not self._lacks_copies(present, read.losses, few, many):
+                        break
         return joined
 
     def extremes(
@@ -312,10 +329,12 @@ class JoinedView:
         part = slice(first, last)
         return reduced(self.tile(column, part, slots), chosen[part], first)
 
-    def _tile(self, name: str, *, records: slice, slots: slice) -> Reading:
-        """Read a column of some records and slots from all ranks, [ranks, records, slots]."""
+    def _tile(
+        self, members: Sequence[Member], name: str, *, records: slice, slots: slice
+    ) -> Reading:
+        """Read a column of some records and slots from ranks, [ranks, records, slots]."""
         at = self._at(name)
-        return stacked(self._of_each(lambda m: m.tile(at, records, slots)))
+        return self._stacked(members, slots, lambda m: m.tile(at, records, slots))
 
     def lost(self, family: str, slot: int) -> Lost:
         """Return a mask of the common records in which a slot is damaged on any rank, or None."""
@@ -358,6 +377,47 @@ class JoinedView:
         """Return what is read from each rank."""
         return side_by_side(read, self._members, far=self._far)
 
+    def _stacked(
+        self, members: Sequence[Member], slots: slice, read: Callable[[Member], Reading]
+    ) -> Reading:
+        """Return what is read from the ranks that have some slots; fill values for the others."""
+        held = [member.holds(slots) for member in members]
+        if not any(held):  # there are no slots
+            held = [True] * len(members)
+        found = iter(side_by_side(read, compress(members, held), far=self._far))
+        return stacked([next(found) if own else None for own in held])
+
+    def _lacks_copies(
+        self, present: Reading, losses: Iterable[Lost], slots: slice, records: slice
+    ) -> bool:
+        """Whether another rank may have a copy that the first one lacks; then all are read.
+
+        A copy is damaged, or the first rank has not recorded it while training, such as the weight
+        of a layer that this rank alone has skipped.
+
+        Args:
+            present: numbers of the first rank with each copy, [ranks, records, slots]; NaN where it
+                has not recorded it.
+            losses: masks of what is damaged, [ranks, records, slots, ...].
+            slots: the slots that were read.
+            records: the records that were read.
+        """
+        if self._joined is None or len(self._members) < 2:
+            return False
+        copies = np.flatnonzero(self._joined.joints[slots] == joining.Joint.COPIES)
+        if not len(copies):
+            return False
+        if any(lost is not None and lost[:, :, copies].any() for lost in losses):
+            return True
+        modes = self.names("mode")
+        train = modes.index("train") if "train" in modes else -1
+        trained = self.records[records, RecordColumn.MODE] == train
+        buffers = np.array([slot.kind == "buffer" for slot in self.slots[slots]])[copies]
+        absent = np.isnan(present.data[:, :, copies]).all(0) & (trained[:, None] | buffers)
+        if not absent.any():
+            return False
+        return any((absent & m.existed(records, slots)[:, copies]).any() for m in self._members)
+
     def _of_batches(self, read: Callable[[Member], T]) -> list[T]:
         """Return what is read from the first rank of each batch."""
         first = [self._members[members[0]] for members in self._batches]
@@ -371,22 +431,31 @@ class JoinedView:
         return columns.index(name)
 
     def _joined_of(
-        self, family: str, read: Callable[[Member, str], Reading], chosen: slice = slice(None)
+        self, family: str, read: Callable[[str, Member], Reading], chosen: slice, records: slice
     ) -> tuple[NDArray[Any], Lost]:
-        """Join an array [..., slots, ...] of a family, given a function that reads it from a rank.
+        """Join an array [records, slots, ...] of a family, given a function that reads it.
 
         Args:
             family: family of the array.
             read: reads the array of a family: the given one, or the statistics that belong to it.
             chosen: the slots that are read.
+            records: the records that are read.
 
         Returns:
-            The array; for histograms, also a mask [..., slots] of those missing because of damage.
+            The array; for histograms, also a mask [records, slots] of those missing because of
+            damage.
         """
-        statistics = stacked(self._of_each(lambda member: read(member, "agg")))
+        names = dict.fromkeys(("agg", family))
+        tables = {}
+        for members in (self._sources, self._members):
+            tables = {n: self._stacked(members, chosen, partial(read, n)) for n in names}
+            losses = [table.lost for table in tables.values()]
+            present = tables["agg"][..., self._at(_PRESENT)]
+            if not self._lacks_copies(present, losses, chosen, records):
+                break
+        statistics, own = tables["agg"], tables[family]
         if family == "agg":
             return self._joined_table(statistics), None
-        own = stacked(self._of_each(lambda member: read(member, family)))
         slots = self.slots[chosen]
         listed = [[m.slot(s.id) for s in slots] for m in self._members]
         ranks = joining.Ranks(listed, self._batches)
@@ -399,8 +468,8 @@ class JoinedView:
 
     def _series_table(self, family: str, slot: int) -> tuple[NDArray[Any], Lost]:
         """Return samples or histograms of one slot, [n, 1, ...], as `_joined_of` does."""
-        one = slice(slot, slot + 1)
-        return self._joined_of(family, lambda m, name: m.series(name, slot)[:, None], one)
+        one, all_ = slice(slot, slot + 1), slice(0, self.n)
+        return self._joined_of(family, lambda name, m: m.series(name, slot)[:, None], one, all_)
 
     def _columns(self, table: Reading) -> Columns:
         """Return the columns of a table [ranks, ..., slots, columns]."""
@@ -415,19 +484,23 @@ class JoinedView:
 
     def _joined_series(self, slot: int, index: int | slice) -> NDArray[np.float32]:
         """Join one or more columns of a slot's statistics: [n], or [n, columns]."""
+        one, all_ = slice(slot, slot + 1), slice(0, self.n)
 
-        def read(name: str) -> Reading:
+        def read(members: Sequence[Member], name: str) -> Reading:
             at = self._at(name)
-            found = self._of_each(lambda m: m.series("agg", slot, at))
-            return stacked(found)[..., None]
+            return self._stacked(members, one, lambda m: m.series("agg", slot, at))[..., None]
 
         ranks = joining.Ranks([[m.slot(slot)] for m in self._members], self._batches)
-        columns = Columns(read)
-        one = self.slots[slot : slot + 1]
-        if isinstance(index, slice):
-            names = self.meta.columns[index]
-            return np.stack([self._column(n, columns, ranks, one)[:, 0] for n in names], -1)
-        return self._column(self.meta.columns[index], columns, ranks, one)[:, 0]
+        several = isinstance(index, slice)
+        names = self.meta.columns[index] if isinstance(index, slice) else [self.meta.columns[index]]
+        joined = np.empty((self.n, len(names)), np.float32)
+        for members in (self._sources, self._members):
+            columns = Columns(partial(read, members))
+            for at, name in enumerate(names):
+                joined[:, at] = self._column(name, columns, ranks, self.slots[one])[:, 0]
+            if not self._lacks_copies(columns.reading(_PRESENT), columns.losses, one, all_):
+                break
+        return joined if several else joined[:, 0]
 
     def _column(
         self, name: str, columns: Columns, ranks: joining.Ranks, slots: Sequence[SlotInfo]
@@ -508,7 +581,16 @@ class JoinedView:
         return None
 
     def _whole_value(self, record: int, slot: int, joint: joining.Joint) -> NDArray[Any] | None:
-        parts = self._of_each(lambda member: member.value(record, slot))
+        with suppress(DamagedRunError):
+            found = self._assembled(self._sources, record, slot, joint)
+            if found is not None:
+                return found
+        return self._assembled(self._members, record, slot, joint)
+
+    def _assembled(
+        self, holders: Sequence[Member], record: int, slot: int, joint: joining.Joint
+    ) -> NDArray[Any] | None:
+        parts = side_by_side(lambda m: m.value(record, slot), holders, far=self._far)
         there = [part for part in parts if part is not None]
         if not there:
             return None
@@ -547,19 +629,36 @@ class JoinedView:
     @cached_property
     def differences(self) -> list[differences.Difference]:
         """Tensors that should be identical on all ranks but differ in a checked record."""
-        copies = [s for s in self.slots if joining.how_joined(s) is joining.Joint.COPIES]
-        ids = [slot.id for slot in copies]
-        if not copies or self.n == 0 or len(self._members) < 2:
+        if self.n == 0 or self._joined is None:
             return []
+        origins, joints = self._joined.origins, self._joined.joints
+        alike = np.isin(joints, (joining.Joint.COPIES, joining.Joint.PIECES))
+        sets = [  # slots, and the ranks that hold the same
+            (at, mine)
+            for at in np.flatnonzero(alike).tolist()
+            for first in np.unique(origins[:, at]).tolist()
+            if first >= 0 and (mine := origins[:, at] == first).sum() > 1
+        ]
+        if not sets:
+            return []
+        ids, held = [at for at, _ in sets], np.stack([mine for _, mine in sets], -1)
 
         def rows(record: int) -> NDArray[Any]:
             read = stacked(self._of_each(lambda m: m.row("agg", record)[ids]))
             if read.lost is not None:  # damage is not a difference
                 read.data[read.lost.any(-1)] = np.nan
+            read.data[~held] = np.nan
             return read.data
 
         steps = self.records[:, RecordColumn.STEP].astype(np.int64)
+        copies = [self.slots[at] for at in ids]
         return differences.differing(copies, steps, rows, self.meta.columns)
+
+
+def _first(members: Sequence[Member], ranks: joining.Ranks) -> list[Member]:
+    """Return the ranks, each only with the slots of which it is the first to hold a copy."""
+    own = np.arange(len(members))[:, None] == ranks.origins
+    return [replace(m, ids=np.where(mine, m.ids, -1)) for m, mine in zip(members, own, strict=True)]
 
 
 def _spans(first: int, last: int, most: int) -> Iterator[slice]:
