@@ -1,4 +1,4 @@
-"""`python -m benchmarks.fleet`: what many runs and many ranks cost to read, and how it grows.
+"""`python -m benchmarks.fleet`: what many runs, many ranks and long runs cost, and how it grows.
 
 Each operation runs in a process of its own, after the same imports. Files are counted in a second
 process, with strace (`apt-get install strace`): opened files and folders, but no stats.
@@ -29,8 +29,8 @@ from benchmarks.store.data import Size, batches, meta
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
-GROUPS, RANKS = (50, 200, 1_000), (4, 8, 16, 32, 64)
-_MORE_RUNS, _MORE_RANKS = (10_000, 100_000), (1_024, 16_384)
+GROUPS, RANKS, LONG = (50, 200, 1_000), (4, 8, 16, 32, 64), (10_000, 30_000, 100_000)
+_MORE_RUNS, _MORE_RANKS, _MORE_RECORDS = (10_000, 100_000), (1_024, 16_384), (1_000_000,)
 _OF_GROUP, _OF_RANK = Size(64, 20, commit=64), Size(256, 200, commit=16)
 _MARK = "/comgra-mark-"
 
@@ -119,21 +119,55 @@ def measure_ranks(root: Path) -> dict[str, dict[str, float]]:
     return timed.found
 
 
-_MEASURES = {"group": measure_group, "ranks": measure_ranks}
+def measure_long(root: Path) -> dict[str, dict[str, float]]:
+    """Write a long run of 100 tensors, open it, resume it and verify it.
+
+    Args:
+        root: an empty folder, whose name is the number of records.
+    """
+    from benchmarks.store.data import write
+    from comgra_decl.query import open_run
+    from comgra_decl.store.appending import append_to
+    from comgra_decl.store.verify import verify
+
+    def files() -> int:
+        return sum(path.is_file() for path in run.rglob("*"))
+
+    run, timed = root / "run", _Stopwatch()
+    cost = timed("write", lambda: write(run, Size(int(root.name), 100, commit=64)))
+    timed.found["write"] |= {"seconds": cost["seconds"], "files": files()}
+    timed("open", lambda: open_run(run).steps)
+    timed("resume", lambda: append_to(run, meta())[0].close())
+    timed("verify", lambda: verify(run))
+    for name in ("open", "resume", "verify"):
+        timed.found[name]["files"] = files()
+    return timed.found
+
+
+_MEASURES = {"group": measure_group, "ranks": measure_ranks, "long": measure_long}
 
 
 # -- in the process that reports -------------------------------------------------------------------
 
 
-def measured(what: str, root: Path, *, indexed: bool = True) -> dict[str, dict[str, float]]:
-    """Return seconds, peak memory above the start and opened files of each operation."""
+def measured(
+    what: str, root: Path, *, indexed: bool = True, counted: bool = True
+) -> dict[str, dict[str, float]]:
+    """Return seconds, peak memory above the start and opened files of each operation.
+
+    Args:
+        what: what to measure.
+        root: the folder.
+        indexed: whether an index of the folder may exist.
+        counted: whether to count opened files, which takes a second process.
+    """
     index = root / ".comgra-index.parquet"
     if not indexed:
         index.unlink(missing_ok=True)
     command = [sys.executable, "-m", "benchmarks.fleet", "--measure", what, str(root)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, dict[str, float]] = json.loads(done.stdout)
-    if shutil.which("strace"):
+    if counted and shutil.which("strace"):
         if not indexed:
             index.unlink(missing_ok=True)
         with tempfile.NamedTemporaryFile("r") as log:
@@ -165,7 +199,7 @@ def _opened(log: str) -> dict[str, int]:
 
 def figures() -> dict[str, Any]:
     """Take all measurements."""
-    groups, ranks = [], []
+    groups, ranks, long = [], [], []
     with tempfile.TemporaryDirectory(prefix="benchmark-") as made:
         for count in GROUPS:
             root = Path(made) / f"group {count}"
@@ -179,11 +213,17 @@ def figures() -> dict[str, Any]:
             ranks.append({"ranks": count, **measured("ranks", root)})
             print(f"{count} ranks", file=sys.stderr)
             shutil.rmtree(root)
+        for count in LONG:
+            root = Path(made) / str(count)
+            long.append({"records": count, **measured("long", root, counted=False)})
+            print(f"{count} records", file=sys.stderr)
+            shutil.rmtree(root)
     return {
         "date": date.today().isoformat(),
         "machine": machine_facts(),
         "groups": groups,
         "ranks": ranks,
+        "long": long,
     }
 
 
@@ -208,6 +248,15 @@ def tables(found: dict[str, Any]) -> str:
         "",
     ]
     lines += [*_table("ranks", found["ranks"]), "", *_fits("ranks", found["ranks"], _MORE_RANKS)]
+    lines += [
+        "",
+        "One long run of 100 tensors, with nine statistics, two samples and 64 records in a commit:",
+        "",
+        "The second number in each cell is that of the files in its folder.",
+        "",
+    ]
+    lines += [*_table("records", found["long"]), ""]
+    lines += _fits("records", found["long"], _MORE_RECORDS)
     return "\n".join(lines)
 
 
@@ -217,7 +266,7 @@ def _table(kind: str, rows: list[dict[str, Any]]) -> list[str]:
     lines.append("|---" * (len(rows) + 1) + "|")
     for name in names:
         cells = [
-            f"{1e3 * row[name]['seconds']:,.0f} ms; {row[name].get('files', '?'):,}; "
+            f"{1e3 * row[name]['seconds']:,.0f} ms; {row[name].get('files', float('nan')):,.0f}; "
             f"{row[name]['peak'] / 2**20:,.0f}"
             for row in rows
         ]

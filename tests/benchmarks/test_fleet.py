@@ -1,4 +1,4 @@
-"""What is predicted for more runs and ranks is checked at a size that the fit has not seen."""
+"""What is predicted for larger sizes is checked at a size that the fit has not seen."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ def test_the_largest_size_is_kept_out_of_the_fit(factor: float, shown: str) -> N
                 figures({"ranks": 16}),
                 figures({"ranks": 64}, factor=factor),
             ],
+            "long": [figures({"records": n}) for n in (10_000, 30_000, 100_000)],
         }
     )
     groups, ranks = text.split("One run of several ranks")
+    ranks, long = ranks.split("One long run")
     assert "| open | 1.00; 1.00; 1.00 | 1,002 s; 1,002; 1,002 | 10,002 s;" in groups
     assert f"| open | {shown}; {shown}; {shown} | 104 s; 104; 104 | 1,640 s;" in ranks
+    assert "| open | 1.00; 1.00; 1.00 | 100,002 s; 100,002; 100,002 |" in long
