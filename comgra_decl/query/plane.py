@@ -53,15 +53,14 @@ class Plane:
         parameter for a coordinate of 1; `steps` and `coordinates`; and `origin`, the scalar
         product of each axis and the parameters at the origin.
         """
-        arrays = {
+        arrays: dict[str, Any] = {
             f"{axis}.{name}": array
             for axis, named in zip(("first", "second"), self._axes, strict=True)
             for name, array in named.items()
         }
-        more: dict[str, Any] = {
-            "steps": np.array(self.steps), "coordinates": self.coordinates, "origin": self._origin,
-        }  # fmt: skip
-        np.savez(file, **arrays, **more)
+        arrays |= {"steps": np.array(self.steps), "coordinates": self.coordinates}
+        arrays["origin"] = self._origin
+        np.savez(file, **arrays)
 
 
 def plane_of(checkpoints: Sequence[Checkpoint]) -> Plane:

@@ -277,7 +277,7 @@ def test_a_slice_in_a_plane_contains_the_way_of_the_training(tmp_path: Path, ste
         with torch.no_grad():
             for name, parameter in moved.named_parameters():
                 for far, along in zip((at[i], at[j]), moves, strict=True):
-                    parameter += far * torch.from_numpy(along[name])
+                    parameter.add_(far * torch.from_numpy(along[name]))
             wanted = F.cross_entropy(moved(x), classes).item()
         assert found.values[0, i, j] == pytest.approx(wanted, rel=1e-9)
     card = landscape(RunView(look), "valley", look.types[-1], step)

@@ -48,5 +48,6 @@ class AttentionView(Component):
         if not isinstance(value, int) or isinstance(value, bool):
             return False
         if action == "neurons":
-            return -1 <= value < (self.shown or {}).get("heads", 0)
+            heads: int = (self.shown or {}).get("heads", 0)
+            return -1 <= value < heads
         return action == "layer" and 0 <= value < len(self.layers)
