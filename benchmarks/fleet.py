@@ -250,7 +250,7 @@ def tables(found: dict[str, Any]) -> str:
     lines += [*_table("ranks", found["ranks"]), "", *_fits("ranks", found["ranks"], _MORE_RANKS)]
     lines += [
         "",
-        "One long run of 100 tensors, nine statistics and two samples, with 64 records in a commit:",
+        "One long run: 100 tensors, nine statistics, two samples, and 64 records in a commit.",
         "",
         "The second number in each cell is that of the files in its folder.",
         "",
