@@ -180,10 +180,13 @@ class GPT(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(11, 8)
         self.blocks = nn.Sequential(*(Block() for _ in range(4)))
+        self.rnn = nn.LSTM(8, 8)
         self.head = nn.Linear(8, 11)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.blocks(self.embed(tokens))[:, -1])
+        stream = self.blocks(self.embed(tokens))
+        stream = stream + self.rnn(stream.transpose(0, 1))[0].transpose(0, 1)
+        return self.head(stream[:, -1])
 
 
 class Images(nn.Module):
