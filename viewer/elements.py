@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
 import holoviews as hv
 import numpy as np
 import pandas as pd
+from bokeh.models import HoverTool
 from numpy.typing import NDArray
 
 from comgra_decl.viewer.escaping import bokeh_text
+from comgra_decl.viewer.graph.places import text_width
 from comgra_decl.viewer.model.drawing import Drawing, limit_of, tile_ticks
 from comgra_decl.viewer.model.graph import scale_of
-from comgra_decl.viewer.palette import BLUE, LINES, signed_faded
+from comgra_decl.viewer.model.numbers import number
+from comgra_decl.viewer.palette import BLUE, INK, LINES, signed_faded
 from comgra_decl.viewer.style import LEGEND
+from comgra_decl.visible import visible
 
 LINE, HIGHEST = 14, 700
 """Pixels for the name of a row, and the largest height of an element with names."""
@@ -25,6 +29,12 @@ _LETTERS = 48
 
 _HEIGHT, _WIDEST = 360, 900
 """Pixels of a picture: its height, and the width above which it is made smaller."""
+
+_WORDS, _WORD = 700.0, 22
+"""Pixels of a text: the width at which it is wrapped, and the height of a line."""
+
+_DARK = 0.6
+"""Share of the scale from which white letters are easier to read."""
 
 SHORT = "%.3g"
 """Format of the numbers of a colour bar; Matplotlib would write a power of ten over the title."""
@@ -302,6 +312,68 @@ def lines_over_names(
     return styled(overlay, "NdOverlay", look, bokeh={"height": _HEIGHT})
 
 
+def written(words: Sequence[str], values: NDArray[np.float64], label: str) -> hv.Overlay:
+    """Return a text whose words are coloured by a number each, wrapped into lines.
+
+    The words are `hv.Rectangles` with the dimensions `token`, `position` and `value`.
+
+    Args:
+        words: the words.
+        values: [words], on a scale that diverges from zero.
+        label: the title.
+    """
+    rows: list[tuple[Any, ...]] = []
+    right, line = 0.0, 0
+    for position, (word, value) in enumerate(zip(words, values.tolist(), strict=True)):
+        text = visible(word)
+        width = text_width(text) + 8
+        if right and right + width > _WORDS:
+            right, line = 0.0, line + 1
+        corners = (right, line * _WORD, right + width, line * _WORD + _WORD - 3)
+        rows.append((*corners, text, position, value))
+        right += width + 2
+    limit = limit_of(values[None])
+    boxes = hv.Rectangles(
+        rows, kdims=["x", "y", "right", "bottom"], vdims=["token", "position", "value"]
+    )
+    look = {"color": "value", "cmap": signed_faded(), "clim": (-limit, limit)}
+    boxes = styled(
+        boxes, "Rectangles", look,
+        bokeh={"line_alpha": 0, "tools": [HoverTool(tooltips=[
+            ("token", "@token"), ("position", "@position"), ("value", "@value")])]},
+        matplotlib={"edgecolor": "none"},
+    )  # fmt: skip
+    names = [
+        ((x + r) / 2, (y + b) / 2, text, "#ffffff" if abs(value) > _DARK * limit else INK)
+        for x, y, r, b, text, _, value in rows
+    ]
+    labels = styled(
+        hv.Labels(names, kdims=["x", "y"], vdims=["text", "colour"]), "Labels", {},
+        bokeh={"text_font_size": "11px", "text_color": "colour"},
+        matplotlib={"size": 7.5, "color": "colour"},
+    )  # fmt: skip
+    height = (line + 1) * _WORD
+    ends = f"{number(-limit, digits=3)} to {number(limit, digits=3)}"
+    shape = {
+        "title": f"{label}: {ends}", "fontsize": {"title": 10}, "xaxis": None, "yaxis": None,
+        "show_frame": False, "xlim": (0, _WORDS), "ylim": (0, height), "invert_yaxis": True,
+    }  # fmt: skip
+    whole = (boxes * labels).opts(
+        hv.opts.Overlay(
+            **shape, backend="bokeh",
+            width=round(_WORDS), height=height + 50, hooks=[literal],
+        )
+    )  # fmt: skip
+    if "matplotlib" in hv.Store.renderers:
+        whole = whole.opts(
+            hv.opts.Overlay(
+                **shape, backend="matplotlib",
+                fig_inches=(_WORDS / 72, height / 72), aspect="auto",
+            )
+        )  # fmt: skip
+    return whole
+
+
 def cells_of(
     values: NDArray[np.float64],
     axes: list[str],
@@ -391,7 +463,7 @@ def distributions_of(
     )  # fmt: skip
 
 
-def edges_of(positions: NDArray[np.int64]) -> NDArray[np.float64]:
+def edges_of(positions: NDArray[np.int64] | Floats) -> NDArray[np.float64]:
     """Return the edges of cells, which lie halfway between neighbours."""
     if len(positions) == 1:
         return np.array([positions[0] - 0.5, positions[0] + 0.5])

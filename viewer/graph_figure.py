@@ -28,7 +28,7 @@ _UNKNOWN = "#8a93a626"
 _CORNERS = ["x", "y", "right", "bottom"]
 
 Paint = Mapping[str, Mapping[str, Any]]
-"""Colour and text of each box, as `heat_of` returns them."""
+"""Colour and text of each box, as `painted` returns them."""
 
 
 def graph_figure(
@@ -37,14 +37,16 @@ def graph_figure(
     title: str,
     *,
     values: Mapping[str, Mapping[str, float | None]] | None = None,
+    flow: Sequence[Mapping[str, Any]] = (),
 ) -> hv.Overlay:
-    """Return a drawing of the graph, with the colours of `heat_of` or those of the kinds.
+    """Return a drawing of the graph, with the colours of `painted` or those of the kinds.
 
     Args:
         scene: the drawing.
         paint: colour and text of each box; None for the colours of the kinds.
         title: the title.
         values: a statistic, and its value in each box.
+        flow: ends, width and colour of each edge that is emphasised.
     """
     more = values or {}
     rows = [_row(box, paint, more) for box in scene.boxes]
@@ -56,7 +58,7 @@ def graph_figure(
         (band.x + band.w / 2, _height(scene, band, 0.4), cut(visible(band.label), band.w), INK)
         for band in scene.bands
     ]
-    whole = _edges(scene) * _brackets(scene) * _paper(heads) * _boxes(rows, [*more])
+    whole = _edges(scene, flow) * _brackets(scene) * _paper(heads) * _boxes(rows, [*more])
     whole = whole * styled(
         hv.Labels([*names, *heads], kdims=["x", "y"], vdims=["text", "colour"]),
         "Labels", {},
@@ -77,20 +79,30 @@ def graph_figure(
     return whole
 
 
-def _edges(scene: Scene) -> hv.Overlay:
-    """Return the edges; those without a gradient are dashed."""
+def _edges(scene: Scene, flow: Sequence[Mapping[str, Any]]) -> hv.Overlay:
+    """Return the edges; those without a gradient are dashed, and emphasised ones above them."""
     ways: dict[bool, list[Any]] = {True: [], False: []}
-    for (_, _, gradient), line in zip(scene.edges, routes(scene), strict=True):
+    lines = {}
+    for (source, sink, gradient), line in zip(scene.edges, routes(scene), strict=True):
         ways[gradient].append(line)
+        lines[source, sink] = line
     paths = [
-        styled(
-            hv.Path(ways[gradient], kdims=["x", "y"]), "Path", {"color": GREY},
-            bokeh={"line_width": 1, "line_dash": dash},
-            matplotlib={"linewidth": 0.8, "linestyle": dash},
-        )
+        _path(ways[gradient], GREY, 1.0, dash)
         for gradient, dash in ((True, "solid"), (False, "dashed"))
-    ]  # fmt: skip
-    return paths[0] * paths[1]
+    ]
+    for each in flow:
+        source, sink = each["edge"]
+        if (source, sink) in lines:
+            paths.append(_path([lines[source, sink]], each["color"], each["width"], "solid"))
+    return hv.Overlay(paths)
+
+
+def _path(lines: Sequence[Any], colour: str, width: float, dash: str) -> hv.Path:
+    return styled(
+        hv.Path(lines, kdims=["x", "y"]), "Path", {"color": colour},
+        bokeh={"line_width": width, "line_dash": dash},
+        matplotlib={"linewidth": 0.8 * width, "linestyle": dash},
+    )  # fmt: skip
 
 
 def _brackets(scene: Scene) -> hv.Segments:

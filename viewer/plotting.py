@@ -11,7 +11,7 @@ are in `image[()].dataset`.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, get_args, overload
@@ -26,6 +26,7 @@ from comgra_decl.errors import MissingPackageError, UnknownNameError, did_you_me
 from comgra_decl.query import Group, Run, at_steps, clock_of, compare, differences
 from comgra_decl.query.compare import unique_names
 from comgra_decl.query.slot import Slot
+from comgra_decl.records import PROBE_PREFIX
 from comgra_decl.viewer.elements import (
     HIGHEST,
     LINE,
@@ -40,20 +41,32 @@ from comgra_decl.viewer.elements import (
     overlaid,
     picture_of,
     styled,
+    written,
 )
 from comgra_decl.viewer.graph.layout import Outline, Room
 from comgra_decl.viewer.graph_figure import GRAPH_SIZE, graph_figure
+from comgra_decl.viewer.model import verdicts
+from comgra_decl.viewer.model.compare import DIFFERENCE
+from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.distribution import cumulative, quantile
 from comgra_decl.viewer.model.drawing import Drawing, draw
+from comgra_decl.viewer.model.edge_paint import EFFECTS
+from comgra_decl.viewer.model.findings import RULE
+from comgra_decl.viewer.model.fitting import GENERAL
 from comgra_decl.viewer.model.graph import graph_of, heat_of, node_values, scale_of, value_of
+from comgra_decl.viewer.model.landscapes import Landscape, landscape
 from comgra_decl.viewer.model.library import XAxis
+from comgra_decl.viewer.model.painting import colours, painted
+from comgra_decl.viewer.model.pictures import cards_of
 from comgra_decl.viewer.model.runview import RunView
-from comgra_decl.viewer.model.selection import Selection
+from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.series import bounds, flat, smoothed, thin
 from comgra_decl.viewer.model.stretches import candidates, line_of_slot
+from comgra_decl.viewer.model.unusual import UNUSUAL
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
     BLUE,
+    INK,
     LINES,
     colour_at,
     signed_colour,
@@ -195,6 +208,8 @@ class RunPlots:
         type: str | None = None,
         expanded: Iterable[str] | None = None,
         size: tuple[int, int] = GRAPH_SIZE,
+        colour: str | None = None,
+        other: Run | None = None,
     ) -> hv.Overlay:
         """Return the dependency graph at a step, drawn as in the viewer.
 
@@ -214,10 +229,17 @@ class RunPlots:
                 them; by default, as many as can be read.
             size: width and height of the drawing in pixels at which its text should be readable;
                 long drawings are wrapped into rows.
+            colour: what colours the boxes instead: "time" or "memory" of modules; "findings", or
+                "rule:NAME" for those of one rule; "unusual" for the distance of each node's most
+                unusual sample from the others; "difference" from `other`; or "effects:NAME" for
+                the effects of an intervention, on the edges. The statistic is that of "unusual"
+                and "difference", by default the standard deviation.
+            other: the run to compare with, at its record nearest to the step.
 
         Raises:
-            UnknownNameError: the step was not recorded, or there is no such statistic, pass or
-                group.
+            UnknownNameError: the step was not recorded, or there is no such statistic, pass, group
+                or colour.
+            ValueError: `colour` has no statistic, or "difference" has no other run.
         """
         view = RunView(self._run)
         steps = [int(each) for each in view.steps(type or "")]
@@ -230,8 +252,11 @@ class RunPlots:
             raise UnknownNameError(
                 f"step {step} was not recorded; nearest: {', '.join(map(str, near))}."
             )
-        if statistic is not None:
+        if statistic is not None or colour is not None:
             self._check_pass(of)
+        if colour is not None:
+            _check_colour(view, colour, statistic=statistic, other=other)
+            statistic = statistic or GENERAL[0]
         at = Selection(
             type=type or "",
             step=steps[-1] if step is None else step,
@@ -254,6 +279,19 @@ class RunPlots:
         title = f"{self._run.name} at step {at.step}"
         if statistic is None:
             return graph_figure(scene, None, title)
+        if colour is not None:
+            beside = None
+            if other is not None:
+                there = RunView(other)
+                beside = Other(other.name, there, nearest(there.steps(type or ""), at.step))
+            found = painted(view, at, graph, scene=scene, colour=colour, pass_=of, other=beside)
+            legend = found.legend or {}
+            ends = " to ".join(filter(None, (legend.get("low"), legend.get("high"))))
+            title = legend.get("title", colour)
+            if not colour.startswith(EFFECTS):  # whose title has the step of their record
+                title += f" at step {at.step}"
+            title += f", {ends}" * bool(ends)
+            return graph_figure(scene, found.boxes, title, flow=found.edges)
         paint, scale = heat_of(view, at, graph, scene=scene, pass_=of)
         numbers = node_values(view, at, graph, of)
         values = {box.id: value_of(box.members, numbers) for box in scene.boxes}
@@ -348,6 +386,96 @@ class RunPlots:
             look = {"color": BLUE, "xrotation": 90}
             return styled(bars, "Bars", look, bokeh={"height": 360}, matplotlib=size)
         return as_lines(hv.Curve(table, axes[0], name, label=label))
+
+    def landscape(
+        self, name: str, *, step: int | None = None, type: str | None = None
+    ) -> hv.Curve | hv.Overlay | hv.Layout:
+        """Return the curvature of the loss, or a slice through it, as in the viewer.
+
+        A slice along one direction is a curve, one along two a `QuadMesh` of `loss` by the
+        coordinates `first` (rows) and `second` (columns), with the way of the training as a path if
+        it is known. The curvature is the largest eigenvalue by step and the density of the
+        eigenvalues.
+
+        Args:
+            name: name of a picture with the method `loss_slice` or `hessian`.
+            step: the step; by default, the last one that has the picture.
+            type: type of execution, such as "probe:eyes"; by default, the first probe.
+
+        Raises:
+            UnknownNameError: there is no such picture or step, or it is not of the whole model.
+        """
+        picture = self._run.picture(name, step, type=type)
+        steps = picture.labels.get("step") or [picture.step]
+        at = int(steps[-1] if step is None else step)
+        kind = self._probe_of(type)
+        shown = landscape(RunView(self._run), name, kind, at)
+        if shown is None:
+            raise UnknownNameError(
+                f"the picture {name!r} does not show the whole model; draw it as a picture."
+            )
+        title = f"{shown.title} at step {at}"
+        if shown.grid is not None:
+            facts = self._run.picture(name, at, type=type).facts
+            return _heights(shown, facts, title)
+        curves = [
+            as_lines(hv.Curve((each.x, each.y), each.across, "value", label=each.name))
+            for each in shown.curves
+        ]
+        return curves[0].relabel(title) if len(curves) == 1 else hv.Layout(curves).opts(title=title)
+
+    def text(
+        self,
+        name: str,
+        *,
+        node: str | None = None,
+        step: int | None = None,
+        sample: int = 0,
+        type: str | None = None,
+    ) -> hv.Overlay | hv.QuadMesh:
+        """Return the tokens of a sample, coloured by what a picture found for each of them.
+
+        Each token is one of `hv.Rectangles` with the dimensions `token`, `position` and `value`. If
+        the picture explains several positions, a heat map has a row for each of them.
+
+        Args:
+            name: name of a picture of a model that reads tokens, such as one of saliency.
+            node: the node; required if the picture shows several.
+            step: the step; by default, the last one of the probe.
+            sample: number of the sample.
+            type: type of execution, such as "probe:words"; by default, the first probe.
+
+        Raises:
+            UnknownNameError: there is no such picture, node, step or sample, or it has no numbers
+                for tokens.
+        """
+        view, kind = RunView(self._run), self._probe_of(type)
+        steps = [int(each) for each in view.steps(kind)] if kind else []
+        at = (steps[-1] if steps else -1) if step is None else step
+        if at not in steps:
+            there = ", ".join(map(str, steps[-3:])) or "none"
+            raise UnknownNameError(f"step {at} has no record of a probe; the last ones: {there}.")
+        cards = [card for card in cards_of(view, kind, at, sample) if card.words]
+        mine = [card for card in cards if card.name == name and node in (None, card.node)]
+        if len(mine) != 1:
+            there = ", ".join(f"{card.name!r} of {card.node!r}" for card in cards) or "none"
+            what = "several nodes" if mine else f"no picture {shown(name)} with tokens"
+            at_node = f" of {shown(node)}" if node is not None else ""
+            raise UnknownNameError(
+                f"sample {sample} at step {at} has {what}{at_node}. Pictures with tokens: {there}."
+            )
+        (card,) = mine
+        title = f"{card.title}, sample {sample} at step {at}"
+        if card.rows:
+            rows = [label for label, _ in card.rows]
+            words = [f"{i} {visible(word)}" for i, word in enumerate(card.words)]
+            values = np.array([shares for _, shares in card.rows]) * card.high
+            return cells_of(values, ["explained", "token"], [rows, words], title)
+        return written(card.words, np.array(card.shares) * card.high, title)
+
+    def _probe_of(self, type: str | None) -> str:
+        probes = [each for each in self._run.types if each.startswith(PROBE_PREFIX)]
+        return type if type is not None else next(iter(probes), "")
 
     def effects(
         self,
@@ -506,6 +634,48 @@ class RunPlots:
         if every > 1:
             label += f" \u00b7 points: one of {every} samples"
         return distributions_of(numbers[rows], names, statistic, label, every=every)
+
+
+def _check_colour(view: RunView, colour: str, *, statistic: str | None, other: Run | None) -> None:
+    """Check what colours a graph, and find out what is wrong with the run if that colours it."""
+    if (colour == "findings" or colour.startswith(RULE)) and (
+        verdicts.found(view).diagnosis is None
+    ):
+        verdicts.look(view).wait()
+    there = colours(view, colour)
+    if colour not in there:
+        raise UnknownNameError(
+            f"{shown(colour)} does not colour this graph{did_you_mean(colour, there) or '.'} "
+            f"What does: {', '.join(map(repr, there))}."
+        )
+    if statistic is not None and colour not in (DIFFERENCE, UNUSUAL):
+        raise ValueError(f"a graph coloured by {colour!r} has no statistic, got {statistic!r}")
+    if (colour == DIFFERENCE) != (other is not None):
+        raise ValueError("a graph needs another run if and only if it is coloured by 'difference'")
+
+
+def _heights(shown: Landscape, facts: Mapping[str, Any], title: str) -> hv.Overlay:
+    """Return the losses on a grid, and the way of the training through it."""
+    assert shown.grid is not None
+    places = np.asarray(facts["coordinates"], np.float64)
+    axes = {"kdims": ["second", "first"], "vdims": ["loss"]}
+    edges = edges_of(places)
+    mesh = styled(
+        hv.QuadMesh((edges, edges, shown.grid), **axes), "QuadMesh",
+        {"cmap": [colour_at(place) for place in _PLACES[0]], "colorbar": True, "title": title,
+         "clim": (shown.low, shown.high), "invert_yaxis": True},
+        bokeh={"height": 420, "tools": ["hover"]}, matplotlib={"aspect": 1, "cformatter": SHORT},
+    )  # fmt: skip
+    way = facts.get("way")
+    if way is None:
+        return mesh * hv.Overlay([])
+    rows, columns = np.asarray(way["coordinates"], np.float64).T
+    line = styled(hv.Path([(columns, rows)], ["second", "first"]), "Path", {"color": INK})
+    dots = hv.Points((columns, rows, way["steps"]), ["second", "first"], "step")
+    dots = styled(
+        dots, "Points", {"color": INK}, bokeh={"size": 5, "tools": ["hover"]}, matplotlib={"s": 9}
+    )
+    return mesh * line * dots
 
 
 def _by_step(effects: pd.DataFrame) -> pd.DataFrame:

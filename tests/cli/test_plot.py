@@ -33,7 +33,10 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = {
         "nodes": {"all": {"select": "**", "values": True}},
         "probes": {"eyes": {"samples": {"count": 2}, "schedule": {"first": 9}}},
-        "pictures": {"seen": {"method": "occlusion", "of": "eyes", "target": 0, "window": [2, 2]}},
+        "pictures": {
+            "seen": {"method": "occlusion", "of": "eyes", "target": 0, "window": [2, 2]},
+            "valley": {"method": "loss_slice", "of": "eyes", "points": 5, "measure": 0},
+        },
         "interventions": {"off": {"of": "eyes", "select": "0", "do": "zero", "measure": 0}},
     }
     for rate in (0.1, 0.2):
@@ -53,6 +56,9 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--view", "picture", "--name", "feature_maps", "--node", "0"], "feature_maps"),
         (["--view", "effects", "--name", "off"], "off"),
         (["--view", "distributions", "--statistic", "std"], "std (forward) at step 2"),
+        (["--view", "landscape", "--name", "valley"], "valley: loss_slice at step 2"),
+        (["--colour", "unusual"], "most unusual sample"),
+        (["--colour", "difference", "--other", "{other}"], "difference \u00b7 forward \u00b7 std"),
         (["--view", "runs-kpi", "--name", "loss", "--x", "time"], "at 0.1"),
         (["--view", "runs-series", "--node", "2", "--statistic", "std"], "at 0.2"),
         (["--view", "runs-settings", "--setting", "config.rate", "--name", "loss"], "config.rate"),
@@ -62,6 +68,7 @@ def test_so_do_those_of_values_probes_and_several_runs(
     probed: Path, tmp_path: Path, arguments: list[str], shown: str
 ) -> None:
     target = tmp_path / "view.svg"
+    arguments = [each.format(other=probed / "at 0.1") for each in arguments]
     assert done("plot", str(probed), str(target), *arguments) == 0
     assert shown in texts(target)
 
@@ -144,6 +151,10 @@ def test_other_formats_and_the_answer_as_json(
         (["a.svg", "--view", "kpis", "--smoothing", "1"], "smoothing must be at least 0"),
         (["a.svg", "--view", "preview", "--node", "head", "--sample", "99"], "no sample 99"),
         (["a.svg", "--type", "probe:x"], "no step was recorded of type 'probe:x'; the types are"),
+        (["a.svg", "--colour", "time"], "'time' does not colour this graph"),
+        (["a.svg", "--other", "x", "--other", "y"], "--view graph takes only one --other"),
+        (["a.svg", "--view", "heat", "--statistic", "l2", "--colour", "time"], "has no --colour"),
+        (["a.svg", "--view", "text", "--name", "why"], "no record of a probe"),
         (["a.svg", "--view", "runs-kpi"], "--view runs-kpi needs --name"),
         (["a.svg", "--view", "runs-kpi", "--name", "los"], "did you mean 'loss'"),
         (["a.svg", "--view", "runs-settings", "--name", "loss"], "needs --setting"),

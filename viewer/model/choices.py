@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 from comgra_decl.records import AGGREGATES
 from comgra_decl.viewer.model.catalogue import RunEntry
-from comgra_decl.viewer.model.edge_paint import EFFECTS, painted_interventions
-from comgra_decl.viewer.model.findings import RULE, painted_rule, rule_label, rules_of
+from comgra_decl.viewer.model.edge_paint import EFFECTS
+from comgra_decl.viewer.model.findings import RULE, rule_label
 from comgra_decl.viewer.model.labels import BATCH_HELP, BATCH_LABELS, STATISTIC_HELP, pass_label
-from comgra_decl.viewer.model.memory_use import MEMORY, has_memory
+from comgra_decl.viewer.model.painting import colours
 from comgra_decl.viewer.model.ranks import without_rank
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.model.time_use import TIME, has_times
-from comgra_decl.viewer.model.unusual import UNUSUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,15 +164,15 @@ def _measure(measure: str) -> Field:
 def _colours(view: RunView, colour: str) -> Field:
     passes = ["forward", *view.gradient_passes()]
     options = [Option("kind", "kind")] + [Option(p, pass_label(p)) for p in passes]
-    options += [Option(name, name) for name in ("difference", "findings", UNUSUAL)]
-    options += [Option(TIME, TIME)] if has_times(view) else []
-    options += [Option(MEMORY, MEMORY)] if has_memory(view) else []
-    rules = [rule for rule in dict.fromkeys([*rules_of(view), painted_rule(view, colour)]) if rule]
-    options += [Option(f"{RULE}{rule}", rule_label(rule), "findings of a rule") for rule in rules]
-    options += [
-        Option(f"{EFFECTS}{name}", f"effects of {name}", "on the edges")
-        for name in painted_interventions(view)
-    ]
+    for name in colours(view, colour):
+        if name.startswith(RULE):
+            label = rule_label(name.removeprefix(RULE))
+            options.append(Option(name, label, "findings of a rule"))
+        elif name.startswith(EFFECTS):
+            label = f"effects of {name.removeprefix(EFFECTS)}"
+            options.append(Option(name, label, "on the edges"))
+        else:
+            options.append(Option(name, name))
     style = "buttons" if len(options) <= 3 else "menu"
     help_ = "Colours the nodes by kind, by statistic, or by findings at this step, or the edges"
     return Field("colour", "Graph colours", colour, tuple(options), help_, style)

@@ -35,6 +35,7 @@ class Curve:
         low: the lowest value of all steps.
         high: the highest value of all steps.
         marked: the place to mark; None for none.
+        across: what the places are.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Curve:
     low: float
     high: float
     marked: float | None = None
+    across: str = "coordinate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def landscape(view: RunView, name: str, type_: str, step: int) -> Landscape | No
     """Return a recorded picture at a step; None if it was not made then."""
     try:
         found = view.now(("landscape", name, type_), lambda: view.run.picture(name))
-        if step not in found.labels["step"]:
+        if step not in found.labels.get("step", ()):
             return None
         facts = view.ever(("landscape", name, step), lambda: view.run.picture(name, step).facts)
     except ComgraError:
@@ -87,12 +89,21 @@ def landscape(view: RunView, name: str, type_: str, step: int) -> Landscape | No
 def _curvature(found: Picture, step: int) -> Landscape:
     steps, ranks = found.labels["step"], found.labels["eigenvalue"]
     largest = found.values[:, 0]
-    over = Curve("largest eigenvalue by step", steps, largest.tolist(), *_ends(largest), step)
+    over = Curve(
+        "largest eigenvalue by step", steps, largest.tolist(), *_ends(largest), step, "step"
+    )
     facts, curves = found.facts, [over]
     if "nodes" in facts and "weights" in facts:
         at, values = density(facts["nodes"], facts["weights"])
         curves.append(
-            Curve("density of eigenvalues", at.tolist(), values.tolist(), 0.0, float(values.max()))
+            Curve(
+                "density of eigenvalues",
+                at.tolist(),
+                values.tolist(),
+                0.0,
+                float(values.max()),
+                across="eigenvalue",
+            )
         )
     row = found.values[steps.index(step)].tolist()
     ends = ", ".join(

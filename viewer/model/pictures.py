@@ -52,6 +52,8 @@ class Card:
         shares: the number of each token, as a share of the largest magnitude at any step.
         rows: if several positions are explained, the token of each, and its shares.
         over: the picture as a veil over the sample's image; "" if it has none.
+        name: the name of the picture.
+        node: the node that it shows.
     """
 
     title: str
@@ -64,6 +66,8 @@ class Card:
     shares: tuple[float, ...] = ()
     rows: tuple[tuple[str, tuple[float, ...]], ...] = ()
     over: str = ""
+    name: str = ""
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +171,7 @@ def album(
         step,
         sample,
         tiles,
-        _cards(view, type_, step, sample),
+        cards_of(view, type_, step, sample),
         _landscapes(view, type_, step),
         (clouds or Clouds()).of(view, type_, step, at.node),
         (
@@ -186,7 +190,8 @@ def album(
 # -- pictures ----------------------------------------------------------------------------------
 
 
-def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...]:
+def cards_of(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...]:
+    """Return the declared pictures of a sample in a probe's record, or why there is none."""
     cards = []
     extra = view.run.picture_facts(step, type=type_)
     slots = [s for s in view.slots.values() if s.pass_.startswith(PICTURE_PREFIX)]
@@ -215,20 +220,21 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
         method = str(fact["method"]).rpartition(".")[2]
         title = f"{name}: {method}, {slot.node}"
         note = _note(view, fact, sample)
+        card = partial(Card, title, low=-bound, high=bound, note=note, name=name, node=slot.node)
         if of_tokens and positions and len(positions) <= _MOST_EXPLAINED:
             table = _per_token(values, of_rows=True) / (bound or 1.0)
             named = _rows_of(view, fact, words, sample)
             rows = tuple(zip(named, map(tuple, table.tolist()), strict=True))
-            cards.append(Card(title, "", -bound, bound, note, words=words, rows=rows))
+            cards.append(card(words=words, rows=rows))
             continue
         if of_tokens and not positions:
             shares = tuple((_per_token(values) / (bound or 1.0)).tolist())
-            cards.append(Card(title, "", -bound, bound, note, words=words, shares=shares))
+            cards.append(card(words=words, shares=shares))
             continue
         place = _per_token(values, of_rows=True) if of_tokens else flat(values)
         place = place / (bound or 1.0)
         over = png(veil(place)) if values.ndim > 1 and not of_tokens else ""
-        cards.append(Card(title, png(signed(place)), -bound, bound, note, over=over))
+        cards.append(card(png(signed(place)), over=over))
     return tuple(cards)
 
 

@@ -16,10 +16,9 @@ from comgra_decl.viewer.graph.layout import (
     expansion_for,
     node_of,
 )
-from comgra_decl.viewer.model import compare, edge_paint, memory_use, time_use, unusual
 from comgra_decl.viewer.model.between import between_of, boxes_of
-from comgra_decl.viewer.model.findings import paint_of, painted_rule
-from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, info_of, loose_of
+from comgra_decl.viewer.model.graph import Graph, graph_of, info_of, loose_of
+from comgra_decl.viewer.model.painting import painted
 from comgra_decl.viewer.model.tables import graph_csv
 from comgra_decl.viewer.model.takeaway import CSV, clean_name
 from comgra_decl.viewer.panes.base import Pane, Shown
@@ -85,41 +84,12 @@ class GraphPane(Pane):
         changes["info"] = info_of(shown.view, shown.at, graph)
         changes["loose"] = loose_of(shown.at, graph, self._scene)
         changes["path"] = self._path(shown, graph)
-        changes["heat"], changes["legend"] = None, None
-        changes["flow"] = []
-        rule = painted_rule(shown.view, shown.colour)
-        if shown.colour.startswith(edge_paint.EFFECTS):
-            changes["flow"], changes["legend"] = edge_paint.paint_of(
-                shown.view, shown.at, self._scene, shown.colour.removeprefix(edge_paint.EFFECTS)
-            )
-        elif rule is not None:
-            boxes = ((box.id, box.members) for box in self._scene.boxes)
-            changes["heat"], changes["legend"] = paint_of(
-                shown.view, shown.at, graph, boxes=boxes, rule=rule
-            )
-        elif shown.colour == compare.DIFFERENCE:
-            changes["heat"], changes["legend"] = compare.paint_of(
-                shown.view, shown.other, shown.at, graph,
-                boxes=((box.id, box.members) for box in self._scene.boxes), pass_=shown.pass_,
-            )  # fmt: skip
-        elif shown.colour == unusual.UNUSUAL:
-            changes["heat"], changes["legend"] = unusual.paint_of(
-                shown.view, shown.at, graph, ((box.id, box.members) for box in self._scene.boxes),
-                samples=shown.brush.samples,
-            )  # fmt: skip
-        elif shown.colour == time_use.TIME:
-            changes["heat"], changes["legend"] = time_use.paint_of(
-                shown.view, ((box.id, box.members) for box in self._scene.boxes)
-            )
-        elif shown.colour == memory_use.MEMORY:
-            changes["heat"], changes["legend"] = memory_use.paint_of(
-                shown.view, ((box.id, box.members) for box in self._scene.boxes)
-            )
-        elif shown.colour != "kind":
-            changes["heat"], changes["legend"] = heat_of(
-                shown.view, shown.at, graph, scene=self._scene, pass_=shown.colour,
-                samples=shown.brush.samples,
-            )  # fmt: skip
+        paint = painted(
+            shown.view, shown.at, graph, scene=self._scene, colour=shown.colour,
+            pass_=shown.pass_, other=shown.other, samples=shown.brush.samples,
+        )  # fmt: skip
+        changes["heat"], changes["legend"] = paint.boxes, paint.legend
+        changes["flow"] = [*paint.edges]
         self.view.put(**changes)
 
     def _path(self, shown: Shown, graph: Graph) -> list[str]:

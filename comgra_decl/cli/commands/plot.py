@@ -28,6 +28,8 @@ class View(StrEnum):
     PREVIEW = "preview"
     CLOUD = "cloud"
     PICTURE = "picture"
+    LANDSCAPE = "landscape"
+    TEXT = "text"
     EFFECTS = "effects"
     INDUCTION = "induction"
     DISTRIBUTIONS = "distributions"
@@ -41,7 +43,8 @@ _OF_RUNS = {View.RUNS_KPI: "kpi", View.RUNS_SERIES: "series", View.RUNS_SETTINGS
 """Views of several runs, and the methods of `Group.plot` that draw them."""
 
 _NAMED = {
-    View.PICTURE: "name", View.EFFECTS: "name", View.RUNS_KPI: "name", View.RUNS_SETTINGS: "kpi",
+    View.PICTURE: "name", View.LANDSCAPE: "name", View.TEXT: "name", View.EFFECTS: "name",
+    View.RUNS_KPI: "name", View.RUNS_SETTINGS: "kpi",
 }  # fmt: skip
 """Views with exactly one `--name`, and its parameter."""
 
@@ -92,6 +95,13 @@ def command(
         list[str] | None,
         typer.Option(help="Group to expand in a graph; can be repeated. Default: what is readable"),
     ] = None,
+    colour: Annotated[
+        str | None,
+        typer.Option(
+            help="What colours a graph instead of a statistic: time, memory, findings, rule:NAME, "
+            "unusual, difference (from --other) or effects:NAME."
+        ),
+    ] = None,
     setting: Annotated[
         str | None, typer.Option(help="Setting in which runs differ, such as config.lr.")
     ] = None,
@@ -100,7 +110,9 @@ def command(
     ] = None,
     other: Annotated[
         list[Path] | None,
-        typer.Option(help="Another run for a view of several runs; can be repeated."),
+        typer.Option(
+            help="Another run for a view of several runs, which can be repeated, or for a graph."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,8 +125,7 @@ def command(
     from comgra_decl.query import open_group, open_run
 
     several = view in _OF_RUNS
-    if other and not several:
-        raise typer.BadParameter(f"--view {view.value} has no --other")
+    _check_others(view, other or [])
     given = {
         "statistic": statistic,
         "step": step,
@@ -128,8 +139,11 @@ def command(
         "node": node,
         "setting": setting,
         "x": x,
+        "colour": colour,
     }
-    options = {option: value for option, value in given.items() if value is not None}
+    options: dict[str, Any] = {
+        option: value for option, value in given.items() if value is not None
+    }
     opened: Any = open_group(run) if several and not other else open_run(run)
     plots: Any
     if several:
@@ -143,6 +157,8 @@ def command(
         options = {option: options[option] for option in options if option not in ("of", "node")}
         if view in _AT_A_STEP:
             options.setdefault("step", int(opened.steps[-1]))
+    elif view is View.GRAPH and other:
+        options["other"] = open_run(other[0])
     elif view is View.CLOUD:
         options.setdefault("step", int(opened.steps[-1]))
     element = _drawn(plots, view, names=name or [], options=options)
@@ -156,6 +172,13 @@ def command(
         print_json({"path": str(written), "source": str(opened.path), "view": view.value})
     else:
         print_line(str(written))
+
+
+def _check_others(view: View, others: list[Path]) -> None:
+    if others and view not in (*_OF_RUNS, View.GRAPH):
+        raise typer.BadParameter(f"--view {view.value} has no --other")
+    if view is View.GRAPH and len(others) > 1:
+        raise typer.BadParameter("--view graph takes only one --other")
 
 
 def _of_runs(runs: Any) -> Any:

@@ -129,6 +129,125 @@ def test_a_graph_that_does_not_exist_is_explained(
         plotted(run).graph(**asked)
 
 
+@pytest.fixture(scope="module")
+def read(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
+    """Two runs of a model of tokens, with pictures, slices of the loss and an intervention."""
+    root = tmp_path_factory.mktemp("read")
+    target = {"token": "next", "position": 3}
+    spec = {
+        "nodes": {"all": {"select": "**", "values": True}},
+        "checkpoints": {"every": 1},
+        "probes": {"words": {"samples": {"count": 2}, "schedule": {"first": 2}}},
+        "pictures": {
+            "why": {"method": "saliency", "of": "words", "target": target},
+            "each": {"method": "saliency", "of": "words", "target": target | {"position": "all"}},
+            "line": {"method": "loss_slice", "of": "words", "points": 5},
+            "valley": {
+                "method": "loss_slice", "of": "words", "points": 5,
+                "directions": ["random", "random"],
+            },
+            "bend": {"method": "hessian", "of": "words"},
+        },
+        "interventions": {
+            "off": {
+                "of": "words", "select": "1", "do": "zero", "into": "2", "sweep": ["node", "into"],
+            }
+        },
+    }  # fmt: skip
+    runs = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        tokens = torch.randint(9, (4, 6))
+        model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 4), nn.Linear(4, 9))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with comgra.trace(spec, root=root, group="g", name=f"seed{seed}") as session:
+            for _ in range(2):
+                optimizer.zero_grad()
+                answer = model(tokens).flatten(0, 1)
+                nn.functional.cross_entropy(answer, tokens.roll(-1, 1).flatten()).backward()
+                optimizer.step()
+        runs.append(open_run(session.path or ""))
+    return runs[0], runs[1]
+
+
+def test_a_slice_of_the_loss_has_the_numbers_and_places_of_the_picture(
+    read: tuple[Run, Run],
+) -> None:
+    run, _ = read
+    found = run.picture("valley", 1)
+    (mesh,) = plotted(run).landscape("valley").traverse(lambda part: part, [hv.QuadMesh])
+    np.testing.assert_allclose(mesh.dimension_values("loss", flat=False), found.values[0])
+    places = sorted({*mesh.dimension_values("first")})
+    np.testing.assert_allclose(places, found.facts["coordinates"], atol=1e-12)
+    line = plotted(run).landscape("line", step=0)
+    np.testing.assert_allclose(line.dimension_values("value"), run.picture("line", 0).values[0])
+    over, density = plotted(run).landscape("bend")
+    assert dimensions(over) == ["step", "value"]
+    assert [*over.dimension_values("step")] == [0, 1]
+    area = np.trapezoid(density.dimension_values("value"), density.dimension_values(0))
+    assert area == pytest.approx(1, abs=0.02)
+
+
+def test_a_text_has_a_number_for_each_token(read: tuple[Run, Run]) -> None:
+    run, _ = read
+    table = run.token_attributions("why", 1)
+    here = table.xs(1, level="sample")
+    (boxes,) = plotted(run).text("why", sample=1).traverse(lambda part: part, [hv.Rectangles])
+    assert [*boxes.dimension_values("token")] == [str(word) for word in here["token"]]
+    np.testing.assert_allclose(boxes.dimension_values("value"), here["value"], rtol=1e-5)
+    rows = plotted(run).text("each", sample=1)
+    assert rows.dimension_values("value", flat=False).shape == (5, 6)
+
+
+def test_a_graph_can_be_coloured_by_what_the_viewer_offers(read: tuple[Run, Run]) -> None:
+    run, other = read
+    boxes = boxes_of(plotted(run).graph(colour="difference", other=other)).set_index("box")
+    mine, its = (each.series("1", "std")[1] for each in read)
+    shown = float(str(boxes.loc["1", "shown"]).replace("\u2212", "-").rstrip("%"))
+    assert shown == pytest.approx(100 * (mine - its) / ((mine + its) / 2), rel=0.01)
+    keys = [slot.key for slot in run.arrays.slots]
+    place = next(i for i, key in enumerate(keys) if key.node == "1" and key.role == "output")
+    away = run.arrays.unusual(1, "std")[place]
+    unusual = boxes_of(plotted(run).graph(colour="unusual")).set_index("box")
+    assert str(unusual.loc["1", "shown"]).endswith(f"#{np.nanargmax(abs(away))}")
+    assert len(boxes_of(plotted(run).graph(colour="findings"))) == len(boxes)
+    flows = plotted(run).graph(colour="effects:off").traverse(lambda part: part, [hv.Path])
+    assert len(flows) == 3, "edges with and without a gradient, and the one between 1 and 2"
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "why"),
+    [
+        ({"colour": "tiem"}, UnknownNameError, "'tiem' does not colour this graph. What does"),
+        ({"colour": "memory"}, UnknownNameError, "What does: 'difference', 'findings'"),
+        ({"colour": "difference"}, ValueError, "needs another run if and only if"),
+        ({"colour": "findings", "statistic": "std"}, ValueError, "has no statistic, got 'std'"),
+    ],
+)
+def test_a_colour_that_a_graph_does_not_have_is_explained(
+    read: tuple[Run, Run], asked: dict[str, Any], error: type[Exception], why: str
+) -> None:
+    with pytest.raises(error, match=why):
+        plotted(read[0]).graph(**asked)
+
+
+@pytest.mark.parametrize(
+    ("view", "asked", "why"),
+    [
+        ("text", {"name": "valley"}, "no picture 'valley' with tokens. Pictures .*: 'why'"),
+        ("text", {"name": "why", "step": 7}, "step 7 has no record of a probe"),
+        ("text", {"name": "why", "node": "2"}, "with tokens of '2'"),
+        ("landscape", {"name": "why"}, "does not show the whole model"),
+        ("landscape", {"name": "vally"}, "did you mean 'valley'"),
+    ],
+)  # fmt: skip
+def test_a_text_or_landscape_that_does_not_exist_is_explained(
+    read: tuple[Run, Run], view: str, asked: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UnknownNameError, match=why):
+        getattr(plotted(read[0]), view)(**asked)
+
+
 def test_the_metrics_are_an_overlay_of_curves(run: Run) -> None:
     overlay = plotted(run).kpis()
     table = run.kpis()
