@@ -54,6 +54,30 @@ def test_values_are_equal_to_the_bit_with_their_steps_and_times(
     assert run.slots.empty
 
 
+def test_files_of_other_programs_are_equal_to_what_these_wrote(tmp_path: Path) -> None:
+    """TensorFlow 2.21, its version 1 writer, Keras 3.15 and tensorboardX 2.6 wrote the files."""
+    files = Path(__file__).parent / "files"
+    import_tensorboard(files, tmp_path / "runs")
+    runs = {run.name: run for run in open_group(tmp_path / "runs")}
+    assert {*runs} == {"keras-validation", "tensorboardx", "tensorflow1", "tensorflow2"}
+    steps = np.arange(10)
+    for name in ("tensorboardx", "tensorflow1", "tensorflow2"):
+        table = runs[name].kpis()
+        assert [*table["name"]] == ["loss/train"] * 10
+        assert [*table["step"]] == [*5 * steps]
+        written = np.exp(-steps / 10).astype(np.float32)
+        np.testing.assert_array_equal(table["value"].to_numpy(np.float32), written)
+        texts = [] if name == "tensorflow1" else ["remark: na\u00efve"]
+        assert [*runs[name].notes()["text"]] == texts
+        left_out = {} if name == "tensorflow1" else {"histograms": 1}
+        assert runs[name].document("imported")["left_out"] == left_out
+    table = runs["keras-validation"].kpis()
+    for metric, values in json.loads((files / "keras.json").read_text()).items():
+        found = table[table["name"] == metric.replace("val", "epoch")]
+        assert [*found["step"]] == [*range(5)]
+        np.testing.assert_array_equal(found["value"].to_numpy(np.float32), np.float32(values))
+
+
 def test_each_folder_is_a_run_beside_those_already_there(tmp_path: Path) -> None:
     FakeRun(tmp_path / "runs" / "mnist" / "recorded").close()
     for number, name in enumerate((".", "adam", "adam/validation", "a b/c")):
