@@ -13,6 +13,7 @@ import time
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ import comgra_decl as comgra
 from comgra_decl.errors import RunNotFoundError, UnwrittenRunError
 from comgra_decl.hooks import memory_use, stalls
 from comgra_decl.hooks.loader_workers import loader_workers
+from comgra_decl.hooks.own_work import OwnWork
 from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
@@ -613,6 +615,62 @@ def test_a_step_may_stall_after_one_second_of_short_steps() -> None:
         watch.look(step, excused=False)
         now[0] += 1.0
     assert reports == [5.0]
+
+
+def test_work_of_tracing_itself_is_no_stall() -> None:
+    now, reports = [0.0], []
+    clock = lambda: now[0]  # noqa: E731
+    watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=clock)
+    own = OwnWork(clock)
+    for step in range(30):
+        now[0] += 1.0
+        watch.look(step, excused=False)
+    for working in (True, False, True):  # two pieces of work of 40 s, and 4 s between them
+        with own if working else nullcontext():
+            for _ in range(40 if working else 4):
+                now[0] += 1.0
+                with own if working else nullcontext():  # blocks may be nested
+                    watch.look(29, excused=False, own=own.seconds)
+    assert own.seconds == 80.0
+    assert not reports
+    for _ in range(6):
+        now[0] += 1.0
+        watch.look(29, excused=False, own=own.seconds)
+    assert reports == [10.0]
+
+
+def test_copying_a_model_counts_as_work_of_tracing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    look = stalls.StallWatch.look
+
+    def observed(watch: stalls.StallWatch, step: int, **given: Any) -> None:
+        looks.append(given["own"])
+        look(watch, step, **given)
+
+    monkeypatch.setattr(stalls.StallWatch, "look", observed)
+    grown: list[float] = []
+
+    class Slow:
+        def __deepcopy__(self, memo: Any) -> Slow:
+            seen, until = len(looks), time.monotonic() + 60
+            while len(looks) < seen + 2 and time.monotonic() < until:
+                time.sleep(0.01)
+            grown.append(looks[-1] - looks[-2])
+            return self
+
+    def program() -> None:
+        model = net(4, 4)
+        model.slow = Slow()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(4, 4)).sum().backward()
+            optimizer.step()
+
+    traced(tmp_path, program, perturbations=True, schedule={"first": 5, "every": 1})
+    assert grown[0] > 0.1
 
 
 def test_each_stalled_step_is_reported_once_up_to_a_limit() -> None:
