@@ -97,8 +97,11 @@ class StepUse:
         for number in numbers:
             held, live = self.of(number), self.live.get(number, 0)
             held.activations_self = max(held.activations_self, self.own.get(number, 0))
+            inputs = self.inputs.get(number, 0)
             if live > held.activations:
-                held.activations, held.inputs = live, self.inputs.get(number, 0)
+                held.activations, held.inputs = live, inputs
+            elif live == held.activations:
+                held.inputs = max(held.inputs, inputs)
 
     def save(self, address: int, size: int, chain: tuple[int, ...]) -> Storage:
         """Count a saved tensor's storage, unless another saved tensor has the same one."""
