@@ -8,6 +8,7 @@ import itertools
 import json
 import logging
 import os
+import shutil
 import threading
 import time
 import tracemalloc
@@ -16,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
 import comgra_decl as comgra
+from comgra_decl.cli.main import app
 from comgra_decl.errors import RunNotFoundError, UnwrittenRunError
 from comgra_decl.hooks import memory_use, stalls
 from comgra_decl.hooks.loader_workers import loader_workers
@@ -34,8 +38,10 @@ from comgra_decl.query import Run
 from comgra_decl.record import live_spec
 from comgra_decl.rules.resources.growing_memory import GrowingMemory
 from comgra_decl.rules.resources.input_bound import InputBound, StalledStep
-from comgra_decl.store.last_seen import FILE, last_seen, write_last_seen
+from comgra_decl.store.last_seen import FILE, last_seen, last_writer, write_last_seen
+from comgra_decl.store import RunWriter, reader
 from tests.rules.tape import Tape
+from tests.support.fake_run import FakeRun
 from tests.support.forked import Program
 
 AROUND = {
@@ -993,6 +999,98 @@ def test_a_killed_process_leaves_the_step_and_memory_it_was_last_seen_with(tmp_p
     assert kept is not None
     assert kept["step"] >= seen["step"]
     assert any("the process uses" in line for line in ending.parts[0][1])
+    step = max([int(kept["step"]), *run.steps.tolist()])
+    assert f"at or after step {step}" in ending.headline
+    shown = CliRunner().invoke(app, ["show", str(folder)], terminal_width=200).output
+    assert "the process uses" in shown
+
+
+
+
+def killed_at(folder: Path, root: Path, steps: int) -> Run:
+    """Write a run as a process leaves it that was killed, and last reported step 3."""
+    fake = FakeRun(folder)
+    fake.write(steps, commit=5)
+    write_last_seen(folder, {"time": time.time(), "step": 3, "host": 1 << 30})
+    return comgra.open_run(shutil.copytree(folder, root / "copy"))
+
+
+@pytest.mark.parametrize(("steps", "last"), [(3, 3), (12, 11)])
+def test_the_last_known_step_is_that_of_the_newest_record_or_report(
+    steps: int, last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = killed_at(tmp_path / "run", tmp_path, steps)
+    assert run.state == "stopped"
+    assert run.ending is not None
+    assert "still running" in run.ending.headline  # the process is this one
+    assert not run.ending.failed
+    monkeypatch.setattr(reader, "writer_alive", lambda *_, **__: False)
+    assert run.ending.failed
+    assert run.ending.headline.endswith(f"without finishing the run at or after step {last}")
+    assert f"last seen at step 3, {time.localtime().tm_year}" in run.ending.parts[0][1][0]
+    assert ("last record: step 11" in run.ending.parts[0][1]) == (last == 11)
+    (tmp_path / "copy" / FILE).unlink()  # as in a bucket
+    assert run.ending.headline.endswith(
+        f"at or after step {steps - 1}, or this is a copy from before it finished"
+    )
+
+
+def test_a_process_leaves_a_sign_of_life_before_its_run_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    create = RunWriter.create.__func__  # type: ignore[attr-defined]
+
+    def observed(cls: type[RunWriter], path: Path, *given: Any, **named: Any) -> RunWriter:
+        seen.append((last_seen(path), last_writer(path)))
+        written: RunWriter = create(cls, path, *given, **named)
+        return written
+
+    monkeypatch.setattr(RunWriter, "create", classmethod(observed))
+    run = traced(tmp_path, two_groups)
+    ((facts, writer),) = seen
+    assert facts["step"] == 0
+    assert facts["host"] > 1 << 20
+    assert writer["pid"] == os.getpid()
+    assert run.state == "finished"
+    assert isinstance(run.path, Path)
+    assert not (run.path / FILE).exists()
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_a_run_without_a_commit_is_said_from_its_own_folder_and_from_those_above(
+    database: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "g" / "n"
+    folder.mkdir(parents=True)
+    if database:
+        (folder / "trace.ocdbt").mkdir()
+    write_last_seen(folder, {"time": time.time(), "step": 2})
+    places = [folder, folder.parent, tmp_path / "runs"]
+    for place in places:
+        with pytest.raises(RunNotFoundError, match=r"g/n' is being created"):
+            comgra.open_run(place)
+        for command in ("show", "diagnose"):
+            found = said(command, place)
+            assert found.exit_code == 2, found.output
+            assert "is being created" in found.output
+    listed = said("ls", tmp_path / "runs").output
+    assert "no runs in" in listed
+    assert "is being created" in listed
+    monkeypatch.setattr(reader, "writer_alive", lambda *_, **__: False)
+    for place in places:
+        with pytest.raises(UnwrittenRunError, match=r"last seen at step 2\."):
+            comgra.open_run(place)
+    assert "nothing was written" in said("ls", tmp_path / "runs").output
+
+
+def said(command: str, place: Path) -> Any:
+    """Return what a command prints, on one line."""
+    runner = CliRunner()
+    result = runner.invoke(app, [command, str(place)], terminal_width=500)
+    text = result.output + (str(result.exception) if result.exception else "")
+    code = 2 if isinstance(result.exception, comgra.ComgraError) else result.exit_code
+    return SimpleNamespace(exit_code=code, output=" ".join(text.split()))
 
 
 WITHOUT_A_COMMIT = f"""
