@@ -256,6 +256,13 @@ class Session:
         links = {}
         for sink in self._sinks:
             link = sink.link_within(max(0.0, deadline - time.monotonic()))
+            if link is None and sink.begun_late:
+                _log.warning(
+                    "%s had not created its run %.0f s after the end of the training; it still "
+                    "receives what was recorded, but the run has no link to it",
+                    sink.name,
+                    _LINK_TIMEOUT,
+                )
             if link is not None:
                 links[sink.name] = {key: without_login(where) for key, where in link.items()}
         return self._late_documents | ({"links": links} if links else {})

@@ -7,6 +7,7 @@ import gc
 import itertools
 import json
 import logging
+import math
 import os
 import shutil
 import threading
@@ -19,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -123,6 +125,29 @@ def test_metrics_are_taken_without_code_and_kept_apart(tmp_path: Path) -> None:
         assert (series[name] >= 0).all()
     rate = series["samples_per_second"] * series["time/step"]
     assert rate.dropna().to_numpy() == pytest.approx(np.full(len(rate.dropna()), 4.0))
+
+
+def test_the_first_timed_steps_follow_each_other_sooner() -> None:
+    now = [0.0]
+    metrics = automatic.AutomaticMetrics(
+        wanted=True,
+        scalars=Mock(),
+        optimizers=Mock(rates=list),
+        losses=Mock(),
+        modules=Mock(running=False),
+        on_fault=pytest.fail,
+        clock=lambda: now[0],
+    )
+    metrics._modules_due = metrics._memory_due = metrics._utilization_due = math.inf
+    timed = []
+    for tick in range(200):  # steps of a tenth of a second
+        now[0] = tick / 10
+        metrics.begin_step(plain=True)
+        if metrics.timing:
+            timed.append(now[0])
+        metrics.end_step(recorded=False, plain=None)
+    assert timed[:6] == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    assert np.diff(timed[5:]).tolist() == [2.0] * 8
 
 
 def of_words(inputs: Tensor) -> Callable[[], None]:
@@ -267,6 +292,7 @@ def test_between_timed_steps_nothing_is_attached(tmp_path: Path) -> None:
 
     monkey = pytest.MonkeyPatch()
     monkey.setattr(automatic, "INTERVAL", 1e9)
+    monkey.setattr(automatic, "FIRST_INTERVAL", 1e9)
     try:
         run = traced(tmp_path, program, schedule={"first": 1, "every": 1000})
     finally:
