@@ -133,7 +133,9 @@ def test_channels_are_last_if_only_the_last_axis_can_be_one() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.int64])
-def test_images_of_integers_have_channels_and_no_list_of_values(kind: type[np.integer[Any]]) -> None:
+def test_images_of_integers_have_channels_and_no_list_of_values(
+    kind: type[np.integer[Any]],
+) -> None:
     pixels = np.random.default_rng(0).integers(0, 250, (6, 7, 9, 3)).astype(kind)
     pixels[..., 1] //= 5
     found = summary("x", [pixels])

@@ -1031,8 +1031,6 @@ def test_a_killed_process_leaves_the_step_and_memory_it_was_last_seen_with(tmp_p
     assert "the process uses" in shown
 
 
-
-
 def killed_at(folder: Path, root: Path, steps: int) -> Run:
     """Write a run as a process leaves it that was killed, and last reported step 3."""
     fake = FakeRun(folder)

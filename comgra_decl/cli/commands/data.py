@@ -148,7 +148,9 @@ def _lines(found: Summary) -> list[str]:
         most = sorted(found.classes.items(), key=lambda item: -item[1])[:12]
         counts = ", ".join(f"{name}: {count}" for name, count in most)
         more = f", and {len(found.classes) - len(most)} more" if len(found.classes) > 12 else ""
-        different = "1 value" if len(found.classes) == 1 else f"{len(found.classes)} different values"
+        different = (
+            "1 value" if len(found.classes) == 1 else f"{len(found.classes)} different values"
+        )
         lines.append(f"  {different} ({counts}{more})")
         if found.fewest == 1 and len(found.classes) > 1:
             lines.append("  some batch contains only one of them: the data may not be shuffled")
