@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from comgra_decl.query.post_mortem import LAST_SEEN
 from comgra_decl.query.report import price_text, remarks, verify_command
 from comgra_decl.terminal import console
 from comgra_decl.visible import visible
@@ -144,13 +145,13 @@ def _pairs(document: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _ending(ending: dict[str, Any] | None) -> Iterator[tuple[str, str | Text]]:
-    """If the program did not end normally, yield the reason and the place in its code."""
+    """If the program did not end normally, yield the reason, and the place or what was last seen."""
     if ending is None:
         return
     yield "ending", Text(ending["headline"], style="red")
     for part in ending["parts"]:
-        if part["title"] == "Where":
-            yield from (("", line) for line in part["lines"][:2])
+        if part["title"] in ("Where", LAST_SEEN):
+            yield from (("", line) for line in part["lines"][:3])
 
 
 def _writers(run: dict[str, Any]) -> Iterator[tuple[str, str | Text]]:

@@ -315,11 +315,13 @@ def _living(note: Path) -> str | None:
         pid, host = int(found["pid"]), str(found["host"])
     except (OSError, ValueError, KeyError, TypeError):
         return "another process"  # which is about to write the note, or to remove it
+    if pid <= 0:  # a group of processes
+        return None
     if host != socket.gethostname():
         return f"process {pid} on {host}"
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return None
     except OSError:  # of another user
         pass

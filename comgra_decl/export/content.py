@@ -49,6 +49,13 @@ class Content:
         self._progress = progress
         self.records = run.records
         self.slots = run.slots
+        passes = [*dict.fromkeys(self.slots["pass"])]
+        for pass_ in selection.passes:
+            if pass_ not in passes:
+                raise UnknownNameError(
+                    f"there is no pass {shown(pass_)}{did_you_mean(pass_, passes) or '.'} "
+                    f"This run has {', '.join(map(shown, passes)) or 'none'}."
+                )
         nodes = selection.nodes
         if isinstance(nodes, str) and not nodes:  # metrics, notes and findings only
             self.slots = self.slots[:0]

@@ -36,8 +36,13 @@ def events_of(
     """
     trace = _read(file)
     found = trace.get("traceEvents") if isinstance(trace, dict) else None
-    if not isinstance(found, list) or not all(isinstance(event, dict) for event in found):
+    if found is None:
         raise FormatError(f"{str(file)!r} is not a trace of torch.profiler: no `traceEvents`")
+    if not isinstance(found, list) or not all(isinstance(event, dict) for event in found):
+        raise FormatError(
+            f"{str(file)!r} is not a trace of torch.profiler: `traceEvents` must be a list of "
+            "objects"
+        )
     began = float(trace.get("baseTimeNanoseconds", 0)) / 1e3 - started * 1e6
     numbers: dict[Any, int] = {}
     for event in found:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.module_tree import Owners
+    from comgra_decl.hooks.own_work import OwnWork
     from comgra_decl.hooks.report import Reporter
     from comgra_decl.hooks.root_calls import RootCalls
     from comgra_decl.hooks.schedule.budget import Meter
@@ -60,6 +61,7 @@ class Declared:
         spec: the declaration.
         meter: measures the cost of recording outside the training thread.
         reporter: receives choices and warnings.
+        own: adds up the time that tracing takes.
         remark: adds a note to the step in progress.
 
     Attributes:
@@ -80,11 +82,18 @@ class Declared:
     structures: Structures
 
     def __init__(
-        self, spec: Spec, *, meter: Meter, reporter: Reporter, remark: Callable[[str], None]
+        self,
+        spec: Spec,
+        *,
+        meter: Meter,
+        reporter: Reporter,
+        own: OwnWork,
+        remark: Callable[[str], None],
     ) -> None:
         self.spec = spec
         self._meter = meter
         self._reporter = reporter
+        self._own = own
         self._remark = remark
         self.budget = self._new_budget(spec, before=None)
         self._schedule(spec, before=None)
@@ -128,6 +137,7 @@ class Declared:
             extra=lambda: self.agenda.extra,
             tell=self._reporter.say,
             attach=self._reporter.attach,
+            own=self._own,
         )
 
     def left(self, unseen: int) -> float | None:

@@ -29,6 +29,7 @@ from comgra_decl.hooks.measuring.module_times import ModuleTimes
 from comgra_decl.hooks.module_tree import Owners
 from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
+from comgra_decl.hooks.own_work import OwnWork
 from comgra_decl.hooks.patches import run_natively, watch_mode
 from comgra_decl.hooks.place import ProgramPlace
 from comgra_decl.hooks.record_hooks import RecordHooks
@@ -113,6 +114,7 @@ class HookManager:
         self._state = state = StepState(idle.counted)
 
         # components that do not depend on the spec
+        self._own = OwnWork()
         self._optimizers = reporter.optimizers = Optimizers(forget=self._forget)
         self._owners = Owners(on_fault=fault)
         self._owners.warn = reporter.warn
@@ -124,7 +126,11 @@ class HookManager:
 
         # components that depend on the spec
         self._declared = declared = Declared(
-            spec, meter=meter or Meter(), reporter=reporter, remark=self._scalars.remark
+            spec,
+            meter=meter or Meter(),
+            reporter=reporter,
+            own=self._own,
+            remark=self._scalars.remark,
         )
         reporter.price = lambda: declared.budget.price
         self._train = new_capture(spec, training=True, warn=reporter.warn, left=declared.left)
@@ -214,6 +220,7 @@ class HookManager:
             reporter=reporter,
             ending=ending,
             together=together,
+            own=self._own,
             change=self._change,
             ended=ended,
         )
@@ -468,7 +475,8 @@ class HookManager:
         if self._watches_stalls:
             excused = self._evaluation.open or self._roots.evaluating
             excused = excused or (self._measured is not None and self._measured.working)
-            self._stalls.look(number, excused=excused)
+            own = self._own.seconds + self._train.cost
+            self._stalls.look(number, excused=excused, own=own)
         parameters = (p for model in self._models() for p in model.parameters())
         found = self._unended.look(number, parameters, signs=self._steps.signs)
         if found and before is None:

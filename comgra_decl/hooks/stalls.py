@@ -64,29 +64,32 @@ class StallWatch:
         self._clock = clock
         self._step = -1
         self._since = clock()
+        self._own = 0.0  # seconds that tracing had worked by then
         self._durations: deque[float] = deque(maxlen=_REMEMBERED)
         self._seen = 0
         self._reported: set[int] = set()
 
-    def look(self, step: int, *, excused: bool) -> None:
+    def look(self, step: int, *, excused: bool, own: float = 0.0) -> None:
         """Check whether the step in progress has stalled.
 
         Args:
             step: its number.
             excused: whether it may take any time, because the program evaluates or because it is
                 measured.
+            own: seconds that tracing itself has worked so far. They do not count.
         """
         now = self._clock()
         if step != self._step:
             if self._step >= 0 and step > self._step:
-                self._durations.append((now - self._since) / (step - self._step))
+                took = now - self._since - max(own - self._own, 0.0)
+                self._durations.append(max(took, 0.0) / (step - self._step))
                 self._seen += step - self._step
-            self._step, self._since = step, now
+            self._step, self._since, self._own = step, now, own
             return
         if excused:
-            self._since = now
+            self._since, self._own = now, own
             return
-        waited = now - self._since
+        waited = now - self._since - (own - self._own)
         known = len(self._durations) >= _KNOWN or self._seen >= _STEPS
         if not known or step in self._reported or len(self._reported) >= MOST:
             return

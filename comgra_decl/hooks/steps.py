@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.measuring.measured import Measured
     from comgra_decl.hooks.optimizers import CalledModels, Optimizers
+    from comgra_decl.hooks.own_work import OwnWork
     from comgra_decl.hooks.record_hooks import RecordHooks
     from comgra_decl.hooks.report import Reporter
     from comgra_decl.hooks.root_calls import RootCalls
@@ -78,6 +79,7 @@ class Steps:
         reporter: receives choices and warnings.
         ending: whether tracing continues, and how it ends.
         together: lock held by a thread while it handles an event of a step.
+        own: adds up the time that tracing takes.
         change: switches to another spec, starting with the step about to begin.
         ended: called when a step has ended and the next one has begun; may raise.
 
@@ -109,6 +111,7 @@ class Steps:
         reporter: Reporter,
         ending: Ending,
         together: AbstractContextManager[Any],
+        own: OwnWork,
         change: Callable[[Spec], None],
         ended: Callable[[], None],
     ) -> None:
@@ -132,6 +135,7 @@ class Steps:
         self._reporter = reporter
         self._ending = ending
         self._together = together
+        self._own = own
         self._change = change
         self._ended = ended
         self._watch = RootWatch(self._on_watched_call, on_fault=ending.fault)
@@ -346,11 +350,12 @@ class Steps:
 
     def end(self) -> None:
         """End the step in progress and begin the next one."""
-        with self._together:
-            if self._measured is not None:
-                self._measured.end(self._state.number)
-            self._end_followed()
-        self._ended()
+        with self._own:
+            with self._together:
+                if self._measured is not None:
+                    self._measured.end(self._state.number)
+                self._end_followed()
+            self._ended()
 
     def _end_followed(self) -> None:
         lanes, lane, state = self._lanes, self._lanes.followed, self._state

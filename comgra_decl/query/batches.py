@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 _MOST_CLASSES = 1000
+_MOST_LEVELS = 64  # different values of images that are still listed, such as those of a mask
 _MOST_CHANNELS = 16
 _COLOURS = (1, 3, 4)  # numbers of channels of an image
 
@@ -29,11 +30,13 @@ class Summary:
         mean: the mean of the finite values.
         std: their standard deviation (with N, not N - 1).
         nonfinite: number of NaN and infinite values.
-        channels: mean and standard deviation of each channel, if there are at most 16.
+        channels: mean and standard deviation of each channel, if there are at most 16. Columns of
+            integers [samples, columns] are no channels, because they may be tokens.
         repeated: number of samples that equal an earlier sample in their batch.
         shared: number of samples that equal a sample of an earlier batch.
         samples: number of samples.
         classes: for integers with at most 1000 different values: how often each of them occurs.
+            For images, which have channels, with at most 64.
         fewest: the smallest number of different values in any batch, if there are `classes`.
     """
 
@@ -66,7 +69,9 @@ def summary(label: str, batches: list[Array], *, convolved: bool = False) -> Sum
     finite = numbers[np.isfinite(numbers)]
     some = finite.size > 0
     repeated, shared, samples = _duplicates(batches)
-    classes = _classes(flat)
+    channels = _channels(batches, convolved=convolved)
+    are_images = bool(channels) and batches[0].ndim == 4
+    classes = _classes(flat, _MOST_LEVELS if are_images else _MOST_CLASSES)
     return Summary(
         label=label,
         shapes=[[*shape] for shape in dict.fromkeys(batch.shape for batch in batches)],
@@ -76,7 +81,7 @@ def summary(label: str, batches: list[Array], *, convolved: bool = False) -> Sum
         mean=float(finite.mean()) if some else None,
         std=float(finite.std()) if some else None,
         nonfinite=int(numbers.size - finite.size),
-        channels=_channels(batches, convolved=convolved),
+        channels=channels,
         repeated=repeated,
         shared=shared,
         samples=samples,
@@ -108,12 +113,12 @@ def _duplicates(batches: list[Array]) -> tuple[int, int, int]:
     return repeated, shared, samples
 
 
-def _classes(values: Array) -> dict[int, int]:
+def _classes(values: Array, most: int) -> dict[int, int]:
     if values.dtype.kind not in "iub" or not values.size:
         return {}
     names, counts = np.unique(values, return_counts=True)
     pairs = zip(names.tolist(), counts.tolist(), strict=True)
-    return {int(name): int(count) for name, count in pairs} if len(names) <= _MOST_CLASSES else {}
+    return {int(name): int(count) for name, count in pairs} if len(names) <= most else {}
 
 
 def channel_axis(shape: tuple[int, ...], *, convolved: bool) -> int | None:
@@ -135,8 +140,9 @@ def channel_axis(shape: tuple[int, ...], *, convolved: bool) -> int | None:
 
 def _channels(batches: list[Array], *, convolved: bool) -> list[tuple[float, float]]:
     axes = {(channel_axis(batch.shape, convolved=convolved), batch.ndim) for batch in batches}
-    axis, _ = next(iter(axes), (None, 0))
-    if len(axes) != 1 or axis is None or batches[0].dtype.kind != "f":
+    axis, ndim = next(iter(axes), (None, 0))
+    kinds = "fiu" if ndim == 4 else "f"  # integers in two dimensions may be tokens
+    if len(axes) != 1 or axis is None or batches[0].dtype.kind not in kinds:
         return []
     if len({batch.shape[axis] for batch in batches}) > 1:
         return []

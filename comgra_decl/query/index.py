@@ -81,11 +81,13 @@ class Index:
 
     Attributes:
         cut: why the last search for runs was incomplete; "" if it was not.
+        creating: a sentence about each run that was being created when the runs were last listed.
     """
 
     def __init__(self, place: Location) -> None:
         self.place = place
         self.cut = ""
+        self.creating: list[str] = []
         self._lines: dict[str, Line] = {}
         self._listed: dict[str, str] = {}  # identities in a bucket
         self._stamp: object = None

@@ -25,6 +25,8 @@ from comgra_decl.errors import (
 )
 from comgra_decl.store import Reader
 from comgra_decl.store.database import database_exists
+from comgra_decl.store.last_seen import FILE as LAST_SEEN
+from comgra_decl.store.last_seen import is_begun
 from comgra_decl.store.layout import DATABASE
 from comgra_decl.store.location import Location, Remote, Where, location
 from comgra_decl.store.remote import Objects, databases_among
@@ -82,6 +84,7 @@ def listed(index: Index) -> list[RunSummary]:
     """List the runs below the place of an index, as `list_runs` does, and keep it up to date."""
     place = index.place
     index.load()
+    index.creating.clear()
     paths = list(run_folders(place, index))
     if isinstance(place, Remote):  # each run takes several consecutive requests
         with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -127,8 +130,10 @@ def _summary(path: Location, index: Index) -> RunSummary | None:
         if before is not None and path != index.place and _is_closed(reader):
             index.put(name, Line(before, ranks, facts_of(found)))
         return found
-    except RunNotFoundError:
-        return None  # currently being created
+    except RunNotFoundError as error:
+        if is_run(path):  # otherwise, it has just been deleted
+            index.creating.append(str(error))
+        return None
     except StoreError:  # the bucket cannot be reached, so the state of its runs is unknown
         raise
     except PermissionError as error:
@@ -259,7 +264,7 @@ def _content(folder: Path) -> tuple[int, list[Path] | None]:
     try:
         with os.scandir(folder) as found:
             entries = list(found)
-        if {DATABASE, RANKS} & {entry.name for entry in entries} and is_run(folder):
+        if {DATABASE, RANKS, LAST_SEEN} & {entry.name for entry in entries} and is_run(folder):
             return len(entries), None
     except (DamagedRunError, AccessError):
         return 0, None
@@ -299,8 +304,11 @@ def _above(place: Remote) -> Iterator[Remote]:
 
 
 def is_run(folder: Location) -> bool:
-    """Whether the folder holds a run: its database, or one of a rank other than the first."""
-    if database_exists(folder):
+    """Whether the folder holds a run: its database, or one of a rank other than the first.
+
+    A run whose process has not written anything yet counts as well.
+    """
+    if database_exists(folder) or is_begun(folder):
         return True
     if isinstance(folder, Remote):
         return False  # ranks in a bucket are found by listing

@@ -44,6 +44,8 @@ def open_run(path: Where) -> Run:
             failure = error
     if failure is not None:
         raise failure
+    if index.creating:
+        raise RunNotFoundError(index.creating[-1])
     require_folder(folder)
     if not isinstance(folder, Remote) and (folder / DATABASE).is_symlink():
         raise RunNotFoundError(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from comgra_decl.store import Reader
 from comgra_decl.store.last_seen import last_seen
 
 from .ranks.heartbeats import ENDED_EARLY
@@ -21,6 +22,9 @@ _MOST_RANKS = 8
 _NEARLY = 0.9
 _MOST_LINES = 40  # of a message
 """Share of the available memory above which a killed process probably ran out of memory."""
+
+LAST_SEEN = "Last seen"
+"""Title of the part about a process that was killed."""
 
 _PHASES = {
     "forward": "in the forward pass",
@@ -267,18 +271,26 @@ def tensor_text(fact: Mapping[str, Any]) -> str:
 
 def _killed(run: Run) -> Ending | None:
     seen = last_seen(run.path)
+    steps = [int(step) for step in (*run.steps[-1:], *([] if seen is None else [seen["step"]]))]
+    after = f" at or after step {max(steps)}" if steps else ""
+    if isinstance(run._reader, Reader) and run._reader.is_left:
+        return Ending(
+            "the process that recorded this run is still running, but no longer writes to this "
+            f"folder{after}: this is a copy of a run in progress, or recording has ended",
+            failed=False,
+        )
+    headline = f"the process ended without finishing the run{after}"
     if seen is None:
-        return None
+        return Ending(f"{headline}, or this is a copy from before it finished")
     when = datetime.fromtimestamp(seen["time"], UTC).astimezone()
     lines = [f"last seen at step {int(seen['step'])}, {when:%Y-%m-%d %H:%M:%S}"]
+    if len(steps) > 1 and steps[0] > steps[1]:
+        lines.append(f"last record: step {steps[0]}")
     if "host" in seen:
         lines.append(memory_text(seen))
     full = seen.get("limit") and seen.get("used", 0) >= _NEARLY * seen["limit"]
     why = ", probably because memory ran out" if full else ""
-    return Ending(
-        f"the process ended without finishing the run at or after step {int(seen['step'])}{why}",
-        [("Last seen", lines)],
-    )
+    return Ending(f"{headline}{why}", [(LAST_SEEN, lines)])
 
 
 def memory_text(memory: Mapping[str, Any]) -> str:

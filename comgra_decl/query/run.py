@@ -502,7 +502,8 @@ class Run(RunFacts):
         NODE/ROLE/PASS/STATISTIC, as in other tools. NaN where a tensor was not recorded.
 
         Args:
-            names: names of the statistics; by default, all recorded ones.
+            names: names of the statistics; by default, all recorded ones. A name that is given
+                twice makes one column.
             nodes: globs over the names of nodes, such as "blocks.**".
             of: the pass: "forward", "grad", ...; None: all passes.
             type: type of execution or tag; None: training.

@@ -25,7 +25,7 @@ def sample_table(
 ) -> pd.DataFrame:
     """Return one row per record and recorded sample; see `Run.samples_frame`."""
     view = snapshot.view
-    wanted = names or view.meta.statistics
+    wanted = [*dict.fromkeys(names)] or view.meta.statistics
     columns = [snapshot.statistic(name) for name in wanted]
     slots = [
         slot
@@ -60,9 +60,10 @@ def _features(
     samples: NDArray[np.int64],
 ) -> NDArray[np.float32]:
     """Return statistics of samples, [n, slots * columns]; `records` and `samples` are [n]."""
+    number = len(slots) * len(columns)
     found = np.full((len(records), len(slots), len(columns)), np.nan, np.float32)
-    if not len(records) or not slots:
-        return found.reshape(len(records), -1)
+    if not found.size:
+        return found.reshape(len(records), number)
     for chunk in chunks(snapshot):
         here = np.flatnonzero(np.isin(records, chunk.records))
         rows = np.searchsorted(chunk.records, records[here])
@@ -70,4 +71,4 @@ def _features(
             numbers = chunk.samples(slot) if len(here) else None
             if numbers is not None:
                 found[here, i] = numbers[rows, samples[here]][:, columns]
-    return found.reshape(len(records), -1)
+    return found.reshape(len(records), number)

@@ -256,6 +256,13 @@ class Session:
         links = {}
         for sink in self._sinks:
             link = sink.link_within(max(0.0, deadline - time.monotonic()))
+            if link is None and sink.begun_late:
+                _log.warning(
+                    "%s had not created its run %.0f s after the end of the training; it still "
+                    "receives what was recorded, but the run has no link to it",
+                    sink.name,
+                    _LINK_TIMEOUT,
+                )
             if link is not None:
                 links[sink.name] = {key: without_login(where) for key, where in link.items()}
         return self._late_documents | ({"links": links} if links else {})
@@ -323,6 +330,7 @@ class Session:
         from comgra_decl.store import WriterThread
 
         assert self._place is not None
+        self._be_seen(self._place.path)
         if _reads_all_gradients(self._spec):
             from comgra_decl.stats.gradient_norm import GradientNorm
 
@@ -342,6 +350,15 @@ class Session:
         self._say = self._writer.add_scalars
         if self._fault is not None:
             self._writer.lack(self._fault)
+
+    def _be_seen(self, path: Location) -> None:
+        """Leave a sign of life before the run can be opened, in case the process is killed."""
+        if not isinstance(path, Path):
+            return
+        from comgra_decl.store.last_seen import write_last_seen
+
+        with suppress(OSError):  # the writer reports it if the folder cannot be written
+            write_last_seen(path, _seen(0 if self._hooks is None else self._hooks.place().step))
 
     def _commit_interval(self, path: Location) -> float:
         """Return the minimum number of seconds between commits, longer for a bucket.
@@ -399,6 +416,7 @@ class Session:
         assert self._place is not None
         assert self._writer is not None
         assert self._hooks is not None
+        hooks = self._hooks
         self._attendant = Attendant(
             self._place.path,
             self._spec,
@@ -407,7 +425,7 @@ class Session:
             change=self._replace,
             look=self._hooks.look,
             run=self._place.run,
-            seen=partial(_seen, self._hooks),
+            seen=lambda: _seen(hooks.place().step),
         )
         self._attendant.start()
 
@@ -728,11 +746,11 @@ def _reads_all_gradients(spec: Spec) -> bool:
     return spec.kpis.automatic and whole and not spec.exclude
 
 
-def _seen(hooks: HookManager) -> dict[str, Any]:
+def _seen(step: int) -> dict[str, Any]:
     """Return the step and memory use that a killed process leaves behind."""
     from comgra_decl.hooks.memory_use import device_bytes, memory_limit
 
-    facts = {"time": time.time(), "step": hooks.place().step, "device": device_bytes()}
+    facts = {"time": time.time(), "step": step, "device": device_bytes()}
     return {**facts, **memory_limit()}
 
 

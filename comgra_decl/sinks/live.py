@@ -181,6 +181,12 @@ class LiveSink:
             self._begun.wait(wait)
         return self._link
 
+    @property
+    def begun_late(self) -> bool:
+        """Whether the tool has been asked for a run, but has not created it yet."""
+        with self._work:
+            return self._started and not self._begun.is_set()
+
     def end(self, state: str) -> None:
         """Have the rest sent, and then the sink ended."""
         with self._work:

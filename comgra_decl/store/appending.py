@@ -13,6 +13,7 @@ from comgra_decl.records import SlotInfo
 
 from .database import database_path
 from .location import Where, location
+from .last_seen import remove_last_seen
 from .locking import settled
 from .meta import RunMeta, writer_alive
 from .reader import Reader
@@ -118,6 +119,7 @@ def discard_unused(path: Path, uuid: str) -> None:
     if reader.meta.uuid != uuid or reader.head["n"]:
         return
     shutil.rmtree(database_path(path))
+    remove_last_seen(path)
     with suppress(OSError):
         (path / "spec.yaml").unlink()
     with suppress(OSError):

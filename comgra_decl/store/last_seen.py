@@ -53,6 +53,11 @@ def remove_last_seen(folder: Path) -> None:
         (folder / FILE).unlink(missing_ok=True)
 
 
+def is_begun(run: Location) -> bool:
+    """Return whether the folder contains the file, even if it contains nothing else yet."""
+    return isinstance(run, Path) and (run / FILE).is_file()
+
+
 def last_seen(run: Location) -> dict[str, Any] | None:
     """Return the numbers in the file; None if there is none, or if it is not valid."""
     found = _content(run)

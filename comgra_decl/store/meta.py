@@ -181,11 +181,14 @@ def writer_alive(writer: Mapping[str, Any], *, last_commit: float, patience: flo
     """Return whether the writer of an unclosed run is probably alive.
 
     On the same machine and in the same process namespace, checks whether the process exists.
-    Otherwise, the writer counts as alive for `patience` seconds after its last commit.
+    Otherwise, or if the number cannot be that of a process, the writer counts as alive for
+    `patience` seconds after its last commit.
     """
     pid = writer.get("pid")
-    if writer.get("machine") != _machine() or not isinstance(pid, int):
-        return time.time() - last_commit < patience
+    known = type(pid) is int and pid > 0  # 0 and below are groups of processes
+    if writer.get("machine") != _machine() or not known:
+        return abs(time.time() - last_commit) < patience  # a clock may be wrong, but not by more
+    assert pid is not None
     if not _exists(pid):
         return False
     started = _process_start(pid)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import tensorstore as ts
@@ -14,9 +15,10 @@ import tensorstore as ts
 from comgra_decl.errors import ComgraError, DamagedRunError, RunNotFoundError, UnwrittenRunError
 
 from .database import Database, database_exists, is_bound, new_context, newest_version
-from .last_seen import last_seen, last_writer
-from .layout import HEAD_KEY, LOGS, RUN_KEY, log_key
-from .location import Remote, Where, location
+from .folder import MANIFEST
+from .last_seen import is_begun, last_seen, last_writer
+from .layout import DATABASE, HEAD_KEY, LOGS, RUN_KEY, log_key
+from .location import Location, Remote, Where, location
 from .meta import RunMeta, check_version, holds_folder, writer_alive
 from .plausible import check_forms, check_head
 from .scalars import ScalarReader
@@ -124,7 +126,9 @@ class Reader:
             document = self._db.read_bytes(RUN_KEY, most=_MOST_META)
         if document is None:
             self._demand_database()
-            raise _no_manifest(self._db)
+            if isinstance(self.path, Remote):  # the manifest exists, and a copy writes it last
+                raise RunNotFoundError(f"the run in {str(self.path)!r} is being created.")
+            raise _unwritten(self.path)
         self._db.bound = is_bound(RUN_KEY, document)
         self.meta = RunMeta.from_json(self._db.parse(RUN_KEY, document), where=self._db.path)
         self._tables = Tables()
@@ -142,6 +146,8 @@ class Reader:
 
     def _demand_database(self) -> None:
         if not database_exists(self.path):
+            if is_begun(self.path):
+                raise _unwritten(self.path)
             raise RunNotFoundError(f"there is no run in {str(self.path)!r}.")
 
     def _newest(self) -> int | None:
@@ -182,12 +188,23 @@ class Reader:
         if head["closed"]:
             failed = "failed" if head.get("failed") else "finished"
             return "stopped" if head.get("error") else failed
-        if not writer_alive(self.writer, last_commit=float(head["time"])):
-            return "stopped"
-        held = isinstance(self.path, Remote) or holds_folder(self.writer, self.path)
-        if not held and not self._has_news():
+        if not self._is_written() or self.is_left:
             return "stopped"
         return "live" if head["n"] else "waiting"
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the writer of an unclosed run is alive, but no longer writes to this folder.
+
+        The folder is a copy, or recording has ended without closing the run.
+        """
+        if self._head["closed"] or not self._is_written():
+            return False
+        held = isinstance(self.path, Remote) or holds_folder(self.writer, self.path)
+        return not held and not self._has_news()
+
+    def _is_written(self) -> bool:
+        return writer_alive(self.writer, last_commit=float(self._head["time"]))
 
     @property
     def view(self) -> View:
@@ -304,31 +321,30 @@ class Reader:
                 self._tables.counts[name] = known
 
 
-def _no_manifest(db: Database) -> RunNotFoundError | DamagedRunError:
-    """Return the error for a missing manifest; a new database may be under construction.
+def _unwritten(run: Location) -> RunNotFoundError | DamagedRunError:
+    """Return the error for a folder whose run has no manifest, and that may be under construction.
 
     If the process has already reported what it does, whether it is still there decides; otherwise,
     the age of the database.
     """
-    folder = db.place
-    if isinstance(folder, Remote):  # the manifest exists, and a copy writes this key last
-        return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
-    manifest = folder / "manifest.ocdbt"
-    newest = manifest if manifest.exists() else folder
+    assert isinstance(run, Path)
+    database = run.resolve() / DATABASE
+    manifest = database / MANIFEST
+    newest = next((path for path in (manifest, database) if path.exists()), run)
     changed = newest.stat().st_mtime  # the manifest is written first
-    writer, seen = last_writer(folder.parent), last_seen(folder.parent)
+    writer, seen = last_writer(run), last_seen(run)
     if writer is None:
         alive = time.time() - changed < _CREATION
     else:
         alive = writer_alive(writer, last_commit=0.0 if seen is None else seen["time"])
     if alive:
-        return RunNotFoundError(f"the run in {str(folder.parent)!r} is being created.")
+        return RunNotFoundError(f"the run in {str(run)!r} is being created.")
     last = "" if seen is None else f" The program was last seen at step {int(seen['step'])}."
-    if newest is manifest or not any(folder.iterdir()):
+    if newest is not database or not any(database.iterdir()):
         return UnwrittenRunError(
-            f"{db.path}: nothing was written: the program that created it ended or was killed "
+            f"{database}: nothing was written: the program that created it ended or was killed "
             f"before its first commit, or a copy was interrupted.{last} The folder can be deleted."
         )
     return DamagedRunError(
-        f"{db.path}: 'manifest.ocdbt' is missing, so no data can be located.{last}"
+        f"{database}: 'manifest.ocdbt' is missing, so no data can be located.{last}"
     )

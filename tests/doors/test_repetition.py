@@ -128,6 +128,7 @@ ENDS = {
     "no such step": (["--step", "3"], 2, "step 3 was not recorded with type 'checkpoint'"),
     "no number": (["--step", "x"], 2, "--step must be the number of a step, got 'x'"),
     "no such model": (["--model", "net"], 2, "has no model 'net'; it has: 'Net'"),
+    "no folder": (["--to", "train.py/below"], 2, "train.py' is a file, not a folder"),
     "a target": (["--to", "runs"], 2, "'runs' already exists; pass another folder with --to"),
 }
 

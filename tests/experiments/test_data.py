@@ -132,6 +132,27 @@ def test_channels_are_last_if_only_the_last_axis_can_be_one() -> None:
     assert len(summary("x", [last.reshape(12, 6, 8, 3)[:, :, :3]]).channels) == 6
 
 
+@pytest.mark.parametrize("kind", [np.uint8, np.int64])
+def test_images_of_integers_have_channels_and_no_list_of_values(
+    kind: type[np.integer[Any]],
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 250, (6, 7, 9, 3)).astype(kind)
+    pixels[..., 1] //= 5
+    found = summary("x", [pixels])
+    expected = [(pixels[..., c].mean(), pixels[..., c].std()) for c in range(3)]
+    assert np.array(found.channels) == pytest.approx(np.array(expected))
+    assert found.classes == {}
+    masks = pixels[..., :1] % 4
+    assert summary("x", [masks]).classes == {n: int((masks == n).sum()) for n in range(4)}
+
+
+def test_columns_of_integers_are_counted_and_no_channels() -> None:
+    tokens = np.random.default_rng(0).integers(0, 90, (30, 12))
+    found = summary("x", [tokens])
+    assert found.channels == []
+    assert len(found.classes) == len(np.unique(tokens)) > 80
+
+
 def test_classes_are_counted(drawn: Drawn) -> None:
     found = summary("y", drawn.tensors["target of cross_entropy"])
     assert found.classes == {0: 2, 1: 2, 2: 4}
@@ -249,3 +270,42 @@ def test_the_command_prints_text_json_and_a_page(
     assert content["target"] == "target of cross_entropy"
     assert "must be numbers" in printed("--mean", "a", "train.py", code=2).err
     assert "one number per channel" in printed("--mean", "1,2", "train.py", code=2).err
+    single = printed("--batches", "1", "train.py").out
+    assert single.startswith("1 batch\n")
+    assert "1 value (0: 6)" in single
+
+
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        ("nowhere/x.html", "the folder 'nowhere' does not exist"),
+        ("train.py/x.html", "is not a folder"),
+        (".", "is a folder, not a file"),
+    ],
+)
+def test_a_page_that_cannot_be_written_is_refused_before_the_script_runs(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    page: str,
+    why: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("open('ran', 'w')")
+    with pytest.raises(SystemExit) as ended:
+        main(["data", "--page", page, "train.py"])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_page_is_written_where_the_command_was_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "away").mkdir()
+    (tmp_path / "train.py").write_text("import os; os.chdir('away')\n" + SCRIPT)
+    with interpreter_kept():
+        main(["data", "--page", "data.html", "train.py"])
+    assert (tmp_path / "data.html").exists()
+    assert [*(tmp_path / "away").iterdir()] == []

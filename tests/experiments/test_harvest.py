@@ -361,6 +361,20 @@ def test_a_source_that_does_not_exist_is_explained(
     assert why in " ".join(capsys.readouterr().err.replace("\u2502", " ").split())
 
 
+def test_a_target_that_cannot_be_created_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "afile").touch()
+    (tmp_path / "activations.py").write_text("open('loaded', 'w')\n" + PROGRAM)
+    for target in ("afile", "afile/below"):
+        with pytest.raises(SystemExit) as ended:
+            main(["harvest", "activations.py:data", target, "--select", "1"])
+        assert ended.value.code == 2
+        assert "afile' is a file, not a folder" in capsys.readouterr().err
+    assert not (tmp_path / "loaded").exists()
+
+
 BUSY = """
 import sys, torch
 from pathlib import Path

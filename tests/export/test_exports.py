@@ -22,6 +22,7 @@ from comgra_decl.export import FORMATS, export_run
 from comgra_decl.query import Run, open_run
 from comgra_decl.records import AGGREGATES, STATISTICS
 from comgra_decl.rules.contract import contract_of
+from comgra_decl.sinks import Selection
 from comgra_decl.store import RunWriter
 from comgra_decl.store.copying import copy_run
 from tests.query.conftest import NODES
@@ -201,6 +202,14 @@ def test_some_nodes_alone(run: Run, tmp_path: Path) -> None:
         assert archive["statistics"].shape[1] == len(chosen) > 0
     with pytest.raises(UnknownNameError, match="did you mean 'head'"):
         export_run(run, tmp_path / "none.npz", "npz", nodes="haed")
+
+
+def test_a_pass_that_does_not_exist_is_named_with_those_that_do(run: Run, tmp_path: Path) -> None:
+    for passes in (("backward",), ("forward", "backward")):
+        selection = Selection(passes=passes)
+        with pytest.raises(UnknownNameError, match=r"no pass 'backward'.*has 'forward', 'grad'"):
+            export_run(run, tmp_path / "none", "tensorboard", selection=selection)
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("format_", FORMATS)

@@ -264,8 +264,10 @@ def test_what_the_programs_own_profiler_recorded_is_on_the_same_clock(
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(None, "does not exist"), ("{", "is not a trace of torch.profiler"), ("[]", "traceEvents")],
-)
+    [(None, "does not exist"), ("{", "is not a trace of torch.profiler"), ("[]", "no `traceEvents`"),
+     ('{"traceEvents": {}}', "`traceEvents` must be a list of objects"),
+     ('{"traceEvents": [1, "x"]}', "`traceEvents` must be a list of objects")],
+)  # fmt: skip
 def test_a_file_that_is_no_trace_is_named(text: str | None, why: str, tmp_path: Path) -> None:
     run, _ = profiled_by_the_program(tmp_path)
     file = tmp_path / "odd.json"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import random
 import weakref
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import comgra_decl as comgra
+from comgra_decl.hooks.probing.copying import is_larger_copy
 from comgra_decl.rules import diagnose
 from tests.support.shortened import shortened
 
@@ -435,3 +439,116 @@ def test_a_model_that_cannot_be_copied_is_named(tmp_path: Path) -> None:
     assert diagnosed(tmp_path, lambda: trained(Drawing(), denoised, steps=5)) == set()
     unchecked = {e.rule: e.reason for e in diagnose(comgra.open_run(tmp_path)).unchecked}
     assert unchecked["samples_mixed"].startswith("Drawing: Drawing cannot be copied (TypeError: ")
+
+
+class Holder:
+    """A plain object that holds something."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def method(self) -> Any:
+        return self.held
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+class OwnCopy(Holder):
+    """An object that says itself how it is copied."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OwnCopy:
+        return OwnCopy(copy.deepcopy(self.held, memo))
+
+
+NUMBERS = 3 << 20  # 12 MiB of float32, so two of them are too large
+
+PLACES: dict[str, Callable[[], Any]] = {
+    "list": lambda: [torch.ones(NUMBERS) for _ in range(2)],
+    "deque of tuples": lambda: deque((i, torch.ones(NUMBERS)) for i in range(2)),
+    "dict of lists": lambda: {"seen": [torch.ones(NUMBERS)], "old": [torch.ones(NUMBERS)]},
+    "object": lambda: Holder([torch.ones(2 * NUMBERS)]),
+    "object with slots": lambda: Slotted(torch.ones(2 * NUMBERS)),
+    "object with its own copy": lambda: OwnCopy(torch.ones(2 * NUMBERS)),
+    "bound method": lambda: Holder(torch.ones(2 * NUMBERS)).method,
+    "partial": lambda: partial(torch.add, torch.ones(2 * NUMBERS)),
+    "small view of much": lambda: [torch.ones(2 * NUMBERS)[:4]],
+    "gradient": lambda: [with_gradient(NUMBERS)],
+    "hidden module": lambda: [nn.Linear(2 * NUMBERS // 4, 4, bias=False)],
+    "array": lambda: [np.ones(NUMBERS)],
+    "array of arrays": lambda: np.array([np.ones(NUMBERS), None], object),
+    "bytes": lambda: bytearray(8 * NUMBERS),
+    "many small tensors": lambda: [torch.ones(1) for _ in range(70_000)],
+}
+
+SMALL: dict[str, Callable[[], Any]] = {
+    "the same tensor often": lambda: [torch.ones(NUMBERS)] * 8,
+    "views of one tensor": lambda: [*torch.ones(8, NUMBERS // 8)],
+    "a closure, which a copy shares": lambda: closure(torch.ones(2 * NUMBERS)),
+    "itself": lambda: recursive(),
+    "an optimizer, which a copy shares": lambda: [stepped(torch.ones(NUMBERS))],
+}
+
+
+def with_gradient(size: int) -> Tensor:
+    tensor = torch.ones(size, requires_grad=True)
+    tensor.sum().backward()
+    return tensor
+
+
+def closure(held: Tensor) -> Callable[[], Tensor]:
+    return lambda: held
+
+
+def recursive() -> list[Any]:
+    found: list[Any] = []
+    found.append(found)
+    return found
+
+
+def stepped(parameter: Tensor) -> torch.optim.Optimizer:
+    parameter.requires_grad_().sum().backward()
+    optimizer = torch.optim.SGD([parameter], momentum=0.9)
+    optimizer.step()
+    return optimizer
+
+
+def holding(held: Any) -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].extra = held
+    return model
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_whatever_a_model_holds_counts_before_it_is_copied(place: str) -> None:
+    model = holding(PLACES[place]())
+    assert is_larger_copy(model, 16 << 20)
+    assert not is_larger_copy(model, 64 << 20)
+
+
+@pytest.mark.parametrize("place", SMALL)
+def test_what_a_copy_shares_or_has_once_counts_no_more(place: str) -> None:
+    assert not is_larger_copy(holding(SMALL[place]()), 16 << 20)
+
+
+def test_a_model_that_holds_much_is_not_copied(tmp_path: Path) -> None:
+    copies: list[int] = []
+
+    class Cache(list[Tensor]):
+        def __deepcopy__(self, memo: dict[int, Any]) -> Cache:
+            copies.append(len(self))
+            return Cache(copy.deepcopy([*self], memo))
+
+    def train() -> None:
+        model = Noised()
+        model.first.seen = Cache(PLACES["list"]())
+        trained(model, denoised, steps=5)
+
+    assert diagnosed(tmp_path, train) == set()
+    assert not copies
+    unchecked = {e.rule: e.reason for e in diagnose(comgra.open_run(tmp_path)).unchecked}
+    assert "with all that its attributes hold, is larger than 16 MiB" in unchecked["samples_mixed"]

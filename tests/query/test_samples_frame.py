@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
+from pathlib import Path
 
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import comgra_decl as comgra
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run
 
@@ -50,3 +56,35 @@ def test_nodes_passes_and_statistics_are_selected(run: Run) -> None:
         run.samples_frame(nodes="haed")
     with pytest.raises(UnknownNameError, match="stdd"):
         run.samples_frame("stdd")
+
+
+def test_a_name_given_twice_makes_one_column(run: Run) -> None:
+    frame = run.samples_frame("mean", "std", "mean")
+    assert frame.columns.is_unique
+    pd.testing.assert_frame_equal(frame, run.samples_frame("mean", "std"))
+
+
+def test_runs_without_samples_have_empty_tables(tmp_path: Path) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    spec = {"nodes": {"all": {"select": "**"}}, "samples": {"count": 0}}
+    with comgra.trace(spec, root=tmp_path) as session:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 3)).sum().backward()
+            optimizer.step()
+    assert session.path is not None
+    run = comgra.open_run(session.path)
+    frame = run.samples_frame("mean")
+    assert len(frame) == 0
+    assert {"place", "label", "Linear/output/forward/mean"} <= {*frame.columns}
+    assert len(run.samples_frame()) == 0
+    assert len(run.samples(0)) == 0
+    assert run.slot("Linear").samples("mean").dropna(axis=1, how="all").empty
+    assert run.unusual(1, "mean").dropna(axis=1, how="all").empty
+
+
+@pytest.mark.parametrize("nodes", ["**", "head"])
+def test_types_without_a_record_have_empty_tables(run: Run, nodes: str) -> None:
+    with pytest.raises(UnknownNameError, match="test"):
+        run.samples_frame("mean", nodes=nodes, type="test")

@@ -7,33 +7,43 @@ import gc
 import itertools
 import json
 import logging
+import math
 import os
+import shutil
 import threading
 import time
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from typer.testing import CliRunner
 
 import comgra_decl as comgra
+from comgra_decl.cli.main import app
 from comgra_decl.errors import RunNotFoundError, UnwrittenRunError
 from comgra_decl.hooks import memory_use, stalls
 from comgra_decl.hooks.loader_workers import loader_workers
+from comgra_decl.hooks.own_work import OwnWork
 from comgra_decl.hooks.scalars import automatic, growth
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
 from comgra_decl.rules.resources.growing_memory import GrowingMemory
 from comgra_decl.rules.resources.input_bound import InputBound, StalledStep
-from comgra_decl.store.last_seen import FILE, last_seen, write_last_seen
+from comgra_decl.store.last_seen import FILE, last_seen, last_writer, write_last_seen
+from comgra_decl.store import RunWriter, reader
 from tests.rules.tape import Tape
+from tests.support.fake_run import FakeRun
 from tests.support.forked import Program
 
 AROUND = {
@@ -115,6 +125,29 @@ def test_metrics_are_taken_without_code_and_kept_apart(tmp_path: Path) -> None:
         assert (series[name] >= 0).all()
     rate = series["samples_per_second"] * series["time/step"]
     assert rate.dropna().to_numpy() == pytest.approx(np.full(len(rate.dropna()), 4.0))
+
+
+def test_the_first_timed_steps_follow_each_other_sooner() -> None:
+    now = [0.0]
+    metrics = automatic.AutomaticMetrics(
+        wanted=True,
+        scalars=Mock(),
+        optimizers=Mock(rates=list),
+        losses=Mock(),
+        modules=Mock(running=False),
+        on_fault=pytest.fail,
+        clock=lambda: now[0],
+    )
+    metrics._modules_due = metrics._memory_due = metrics._utilization_due = math.inf
+    timed = []
+    for tick in range(200):  # steps of a tenth of a second
+        now[0] = tick / 10
+        metrics.begin_step(plain=True)
+        if metrics.timing:
+            timed.append(now[0])
+        metrics.end_step(recorded=False, plain=None)
+    assert timed[:6] == [0.5, 1.0, 1.5, 2.0, 2.5, 3.0]
+    assert np.diff(timed[5:]).tolist() == [2.0] * 8
 
 
 def of_words(inputs: Tensor) -> Callable[[], None]:
@@ -259,6 +292,7 @@ def test_between_timed_steps_nothing_is_attached(tmp_path: Path) -> None:
 
     monkey = pytest.MonkeyPatch()
     monkey.setattr(automatic, "INTERVAL", 1e9)
+    monkey.setattr(automatic, "FIRST_INTERVAL", 1e9)
     try:
         run = traced(tmp_path, program, schedule={"first": 1, "every": 1000})
     finally:
@@ -615,6 +649,62 @@ def test_a_step_may_stall_after_one_second_of_short_steps() -> None:
     assert reports == [5.0]
 
 
+def test_work_of_tracing_itself_is_no_stall() -> None:
+    now, reports = [0.0], []
+    clock = lambda: now[0]  # noqa: E731
+    watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=clock)
+    own = OwnWork(clock)
+    for step in range(30):
+        now[0] += 1.0
+        watch.look(step, excused=False)
+    for working in (True, False, True):  # two pieces of work of 40 s, and 4 s between them
+        with own if working else nullcontext():
+            for _ in range(40 if working else 4):
+                now[0] += 1.0
+                with own if working else nullcontext():  # blocks may be nested
+                    watch.look(29, excused=False, own=own.seconds)
+    assert own.seconds == 80.0
+    assert not reports
+    for _ in range(6):
+        now[0] += 1.0
+        watch.look(29, excused=False, own=own.seconds)
+    assert reports == [10.0]
+
+
+def test_copying_a_model_counts_as_work_of_tracing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    look = stalls.StallWatch.look
+
+    def observed(watch: stalls.StallWatch, step: int, **given: Any) -> None:
+        looks.append(given["own"])
+        look(watch, step, **given)
+
+    monkeypatch.setattr(stalls.StallWatch, "look", observed)
+    grown: list[float] = []
+
+    class Slow:
+        def __deepcopy__(self, memo: Any) -> Slow:
+            seen, until = len(looks), time.monotonic() + 60
+            while len(looks) < seen + 2 and time.monotonic() < until:
+                time.sleep(0.01)
+            grown.append(looks[-1] - looks[-2])
+            return self
+
+    def program() -> None:
+        model = net(4, 4)
+        model.slow = Slow()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.ones(4, 4)).sum().backward()
+            optimizer.step()
+
+    traced(tmp_path, program, perturbations=True, schedule={"first": 5, "every": 1})
+    assert grown[0] > 0.1
+
+
 def test_each_stalled_step_is_reported_once_up_to_a_limit() -> None:
     now, reports = [0.0], []
     watch = stalls.StallWatch(lambda *found: reports.append(found[0]), clock=lambda: now[0])
@@ -935,6 +1025,96 @@ def test_a_killed_process_leaves_the_step_and_memory_it_was_last_seen_with(tmp_p
     assert kept is not None
     assert kept["step"] >= seen["step"]
     assert any("the process uses" in line for line in ending.parts[0][1])
+    step = max([int(kept["step"]), *run.steps.tolist()])
+    assert f"at or after step {step}" in ending.headline
+    shown = CliRunner().invoke(app, ["show", str(folder)], terminal_width=200).output
+    assert "the process uses" in shown
+
+
+def killed_at(folder: Path, root: Path, steps: int) -> Run:
+    """Write a run as a process leaves it that was killed, and last reported step 3."""
+    fake = FakeRun(folder)
+    fake.write(steps, commit=5)
+    write_last_seen(folder, {"time": time.time(), "step": 3, "host": 1 << 30})
+    return comgra.open_run(shutil.copytree(folder, root / "copy"))
+
+
+@pytest.mark.parametrize(("steps", "last"), [(3, 3), (12, 11)])
+def test_the_last_known_step_is_that_of_the_newest_record_or_report(
+    steps: int, last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = killed_at(tmp_path / "run", tmp_path, steps)
+    assert run.state == "stopped"
+    assert run.ending is not None
+    assert "still running" in run.ending.headline  # the process is this one
+    assert not run.ending.failed
+    monkeypatch.setattr(reader, "writer_alive", lambda *_, **__: False)
+    assert run.ending.failed
+    assert run.ending.headline.endswith(f"without finishing the run at or after step {last}")
+    assert f"last seen at step 3, {time.localtime().tm_year}" in run.ending.parts[0][1][0]
+    assert ("last record: step 11" in run.ending.parts[0][1]) == (last == 11)
+    (tmp_path / "copy" / FILE).unlink()  # as in a bucket
+    assert run.ending.headline.endswith(
+        f"at or after step {steps - 1}, or this is a copy from before it finished"
+    )
+
+
+def test_a_process_leaves_a_sign_of_life_before_its_run_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    create = RunWriter.create.__func__  # type: ignore[attr-defined]
+
+    def observed(cls: type[RunWriter], path: Path, *given: Any, **named: Any) -> RunWriter:
+        seen.append((last_seen(path), last_writer(path)))
+        written: RunWriter = create(cls, path, *given, **named)
+        return written
+
+    monkeypatch.setattr(RunWriter, "create", classmethod(observed))
+    run = traced(tmp_path, two_groups)
+    ((facts, writer),) = seen
+    assert facts["step"] == 0
+    assert facts["host"] > 1 << 20
+    assert writer["pid"] == os.getpid()
+    assert run.state == "finished"
+    assert isinstance(run.path, Path)
+    assert not (run.path / FILE).exists()
+
+
+@pytest.mark.parametrize("database", [True, False])
+def test_a_run_without_a_commit_is_said_from_its_own_folder_and_from_those_above(
+    database: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs" / "g" / "n"
+    folder.mkdir(parents=True)
+    if database:
+        (folder / "trace.ocdbt").mkdir()
+    write_last_seen(folder, {"time": time.time(), "step": 2})
+    places = [folder, folder.parent, tmp_path / "runs"]
+    for place in places:
+        with pytest.raises(RunNotFoundError, match=r"g/n' is being created"):
+            comgra.open_run(place)
+        for command in ("show", "diagnose"):
+            found = said(command, place)
+            assert found.exit_code == 2, found.output
+            assert "is being created" in found.output
+    listed = said("ls", tmp_path / "runs").output
+    assert "no runs in" in listed
+    assert "is being created" in listed
+    monkeypatch.setattr(reader, "writer_alive", lambda *_, **__: False)
+    for place in places:
+        with pytest.raises(UnwrittenRunError, match=r"last seen at step 2\."):
+            comgra.open_run(place)
+    assert "nothing was written" in said("ls", tmp_path / "runs").output
+
+
+def said(command: str, place: Path) -> Any:
+    """Return what a command prints, on one line."""
+    runner = CliRunner()
+    result = runner.invoke(app, [command, str(place)], terminal_width=500)
+    text = result.output + (str(result.exception) if result.exception else "")
+    code = 2 if isinstance(result.exception, comgra.ComgraError) else result.exit_code
+    return SimpleNamespace(exit_code=code, output=" ".join(text.split()))
 
 
 WITHOUT_A_COMMIT = f"""

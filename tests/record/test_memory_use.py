@@ -115,6 +115,53 @@ def test_each_measured_step_has_its_totals(tmp_path: Path) -> None:
     assert totals["gradients_before"] in (0, size)
 
 
+ONE = 32 * 16 * 4
+"""Bytes of a batch of `micro_batches`."""
+
+
+def micro_batches(number: int, *, together: bool = False) -> Callable[[], None]:
+    """Return a program whose steps accumulate gradients, of all batches together or one by one."""
+
+    def program() -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Sequential(nn.Linear(16, 4)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEP + 2):
+            losses = []
+            for _ in range(number):
+                losses.append(model(torch.randn(32, 16)).sum())
+                if not together:
+                    losses.pop().backward()
+            if losses:
+                torch.stack(losses).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return program
+
+
+@pytest.mark.parametrize("number", [1, 2, 5])
+def test_micro_batches_hold_no_more_than_one_of_them(number: int, tmp_path: Path) -> None:
+    table = traced(tmp_path, micro_batches(number), **SPEC).memory()
+    assert set(table["calls"]) == {number}
+    # the input for Linear, and the result for Tanh, which is also the input of the last one
+    expected = {"Sequential": 0, "0": ONE, "1": ONE, "2": 0, "2.0": 0}
+    assert table["activations_self"].to_dict() == expected
+    assert table["activations"].to_dict() == {**expected, "Sequential": 2 * ONE}
+    assert (table["peak"] == table["activations"]).all()
+    assert table.loc["Sequential", "checkpoint_saves"] == ONE
+    assert table["checkpoint_saves"].drop("Sequential").eq(0).all()
+
+
+def test_micro_batches_before_one_backward_pass_are_held_together(tmp_path: Path) -> None:
+    table = traced(tmp_path, micro_batches(3, together=True), **SPEC).memory()
+    assert table.loc["Sequential", "activations"] == 6 * ONE
+    assert table["activations_self"].to_dict() == {
+        "Sequential": 0, "0": 3 * ONE, "1": 3 * ONE, "2": 0, "2.0": 0
+    }  # fmt: skip
+    assert table.loc["Sequential", "checkpoint_saves"] == 3 * ONE
+
+
 def test_unknown_tables_are_refused(run: Run) -> None:
     with pytest.raises(UnknownNameError, match="'node', 'step' or 'moment', got 'steps'"):
         run.memory(by="steps")

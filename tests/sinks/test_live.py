@@ -461,7 +461,10 @@ def test_sinks_end_at_the_same_time(
 
 
 def test_all_sinks_together_delay_the_last_commit_once(
-    tmp_path: Path, sink: Memory, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    sink: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     begin, waits = threading.Event(), []
     monkeypatch.setattr(sink, "begin", lambda _: begin.wait())
@@ -478,6 +481,8 @@ def test_all_sinks_together_delay_the_last_commit_once(
     begin.set()
     assert len(waits) == 3
     assert sum(waits) < 0.3
+    for tool in ("trackio", "wandb", "mlflow"):  # nothing is lost silently
+        assert f"{tool} had not created its run" in caplog.text
 
 
 def test_the_run_is_finished_before_the_exit_hooks_of_tools(

@@ -130,6 +130,8 @@ def test_a_copy_of_the_run_is_sent_on_request(run: Run, tool: Remembering) -> No
 
 
 def test_what_cannot_be_sent_is_explained(run: Run, tool: Remembering, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="there is no pass 'backward'"):
+        send_run(run, "trackio", selection=Selection(passes=("backward",)))
     with pytest.raises(UnknownNameError, match="'wandbb'; did you mean 'wandb'"):
         send_run(run, "wandbb")
     with pytest.raises(UnknownNameError, match="see `export`"):

@@ -54,6 +54,27 @@ def test_a_writer_that_says_nothing_of_itself_is_judged_by_its_last_commit() -> 
     assert not writer_alive({}, last_commit=0.0)
 
 
+@pytest.mark.parametrize(
+    "pid", [0, -1, -os.getpid(), True, 1.0, str(os.getpid()), None, [1], float("nan")]
+)
+def test_a_number_that_cannot_be_a_process_says_nothing(pid: Any) -> None:
+    identity = {**writer_identity(), "pid": pid, "process_start": None}
+    assert writer_alive(identity, last_commit=time.time())
+    assert not writer_alive(identity, last_commit=time.time() - 3601)
+
+
+@pytest.mark.parametrize("pid", [2**22 + 1, 2**31, 2**70])
+def test_a_number_that_no_process_has_is_that_of_one_that_ended(pid: int) -> None:
+    identity = {**writer_identity(), "pid": pid}
+    assert not writer_alive(identity, last_commit=time.time())
+
+
+def test_a_commit_far_in_the_future_does_not_keep_a_writer_alive() -> None:
+    identity = {**writer_identity(), "machine": "another one"}
+    assert writer_alive(identity, last_commit=time.time() + 60)  # its clock is fast
+    assert not writer_alive(identity, last_commit=time.time() + 1e6)
+
+
 def test_a_writer_that_has_given_up_is_known_though_its_process_lives(tmp_path: Path) -> None:
     """It closes its handle of the folder, which does not need the disk."""
     handle = FolderHandle(tmp_path)

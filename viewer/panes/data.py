@@ -80,7 +80,8 @@ def _page(found: Data, at: Selection) -> str:
     steps = ", ".join(count(step) for step in found.steps)
     first = len(found.steps)
     title = "The first recorded batch" if first == 1 else f"The first {first} recorded batches"
-    parts = [f"<h2>{title}</h2>", f'<p class="note">Steps {steps}. {_compared(found)}</p>']
+    which = "Step" if first == 1 else "Steps"
+    parts = [f"<h2>{title}</h2>", f'<p class="note">{which} {steps}. {_compared(found)}</p>']
     parts.append(_table(found.tensors))
     parts += [_samples(tensor, found, at) for tensor in found.tensors if tensor.batches]
     classes = "".join(_classes(tensor) for tensor in found.tensors if tensor.classes)
@@ -144,7 +145,7 @@ def _remarks(facts: Summary | None) -> list[str]:
         return []
     said = []
     if facts.nonfinite:
-        said.append(f"{count(facts.nonfinite)} values NaN or infinite")
+        said.append(f"{many(facts.nonfinite, 'value')} NaN or infinite")
     if facts.repeated:
         said.append(f"{count(facts.repeated)} of {count(facts.samples)} samples twice in a batch")
     if facts.shared:

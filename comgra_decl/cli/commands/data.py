@@ -39,6 +39,7 @@ otherwise the script's own.
 
 def passed_on(arguments: Sequence[str]) -> None:
     """Show the first batches of a script as its model receives them."""
+    from comgra_decl.cli.targets import fault_of_file
     from comgra_decl.cli.watched_script import (
         Enough,
         called,
@@ -48,6 +49,7 @@ def passed_on(arguments: Sequence[str]) -> None:
         run_watched,
     )
     from comgra_decl.doors.script import UsageError
+    from comgra_decl.errors import CallError
     from comgra_decl.experiments.data import Drawn, drawing
 
     rest = [*arguments]
@@ -61,16 +63,25 @@ def passed_on(arguments: Sequence[str]) -> None:
         mean, std = (_numbers(name, options) for name in ("--mean", "--std"))
         if len(mean) != len(std):
             raise UsageError("--mean and --std need one number per channel each")
+        target = Path(options["--page"]) if "--page" in options else None
+        if target is not None:
+            if (fault := fault_of_file(target)) is not None:
+                raise UsageError(f"--page: {fault}")
+            target = target.absolute()  # the script may change the current folder
         call = called(rest)
     except UsageError as error:
         refuse("data", error, USAGE)
     drawn = Drawn()
     run_watched(call, drawing(drawn, batches, Enough))
     _show(drawn, as_json="--json" in options)
-    if "--page" in options and drawn.batches:
+    if target is not None and drawn.batches:
         from comgra_decl.experiments.data_page import page
 
-        Path(options["--page"]).write_text(page(drawn, mean=mean, std=std), encoding="utf-8")
+        text = page(drawn, mean=mean, std=std)
+        try:
+            target.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise CallError(f"cannot write to {str(target)!r}: {error}") from error
     if not drawn.batches:
         sys.exit(Exit.WANTING)
 
@@ -104,7 +115,7 @@ def _show(drawn: Drawn, *, as_json: bool) -> None:
     if not found:
         out.print("No model was called in training before the first optimizer step.")
         return
-    out.print(f"{drawn.batches} batches")
+    out.print("1 batch" if drawn.batches == 1 else f"{drawn.batches} batches")
     for each in found:
         out.print("", *_lines(each), sep="\n")
     if not any(label.startswith("target") for label in drawn.tensors):
@@ -123,20 +134,24 @@ def _lines(found: Summary) -> list[str]:
             f"std {found.std:.4g}"
         )
     if found.nonfinite:
-        lines.append(f"  {found.nonfinite} values are NaN or infinite")
+        values = "1 value is" if found.nonfinite == 1 else f"{found.nonfinite} values are"
+        lines.append(f"  {values} NaN or infinite")
     if found.channels and len(found.channels) > 1:
         pairs = ", ".join(f"{mean:.3g} \u00b1 {std:.3g}" for mean, std in found.channels)
         lines.append(f"  channels (mean \u00b1 std): {pairs}")
     if found.repeated or found.shared:
         lines.append(
-            f"  of {found.samples} samples, {found.repeated} equal another one in their batch, and "
-            f"{found.shared} equal one in an earlier batch"
+            f"  samples: {found.samples}; equal to an earlier one of their batch: "
+            f"{found.repeated}; equal to one of an earlier batch: {found.shared}"
         )
     if found.classes:
         most = sorted(found.classes.items(), key=lambda item: -item[1])[:12]
         counts = ", ".join(f"{name}: {count}" for name, count in most)
         more = f", and {len(found.classes) - len(most)} more" if len(found.classes) > 12 else ""
-        lines.append(f"  {len(found.classes)} different values ({counts}{more})")
+        different = (
+            "1 value" if len(found.classes) == 1 else f"{len(found.classes)} different values"
+        )
+        lines.append(f"  {different} ({counts}{more})")
         if found.fewest == 1 and len(found.classes) > 1:
             lines.append("  some batch contains only one of them: the data may not be shuffled")
     return lines

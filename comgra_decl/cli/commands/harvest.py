@@ -9,6 +9,7 @@ import typer
 
 from comgra_decl.cli.printing import AsJson, print_json, print_line
 from comgra_decl.cli.returned import returned_pair
+from comgra_decl.cli.targets import fault_of_folder
 from comgra_decl.errors import HarvestError
 
 PANEL = "Look"
@@ -48,6 +49,8 @@ def command(
     """
     from comgra_decl.experiments.harvest import harvest
 
+    if (fault := fault_of_folder(target)) is not None:  # before the model is loaded
+        raise HarvestError(f"{str(target)!r} cannot be created: {fault}")
     model, batches = returned_pair(source, "(model, batches)", HarvestError)
     try:
         found = harvest(

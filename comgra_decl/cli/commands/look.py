@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from comgra_decl.cli.targets import fault_of_folder
 from comgra_decl.cli.watched_script import options_of, refuse
 from comgra_decl.doors.script import Call, UsageError, parse, require_script, run
 from comgra_decl.errors import CallError, Exit
@@ -81,6 +82,8 @@ def _look(chosen: tuple[Checkpoint, str], call: Call, *, to: str | None) -> None
     target = to or beside
     if "://" not in target and Path(target).exists():
         raise CallError(f"{target!r} already exists; pass another folder with --to")
+    if "://" not in target and (fault := fault_of_folder(Path(target))) is not None:
+        raise CallError(f"{target!r} cannot be created: {fault}")
     made: list[Repetition] = []
 
     def start(spec: Spec, context: RunContext) -> Session:

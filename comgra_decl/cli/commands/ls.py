@@ -17,16 +17,21 @@ def command(
     JSON of more than 20 kB contains the newest runs; "left_out" tells how many are missing.
     """
     from comgra_decl.cli.describe import describe_summary
-    from comgra_decl.query import list_runs, location, require_folder
+    from comgra_decl.query import location, require_folder
+    from comgra_decl.query.index import Index
+    from comgra_decl.query.listing import listed
 
     require_folder(location(root))
-    runs = [describe_summary(summary) for summary in list_runs(root)]
+    index = Index(location(root))
+    runs = [describe_summary(summary) for summary in listed(index)]
     if as_json:
         content = {"runs": runs[::-1]}
         content = content if everything else shortened(content)
         print_json({**content, "runs": content["runs"][::-1]}, everything=True)
     elif not runs:
         print_line(f"There are no runs in {location(root)} yet.")
+        for sentence in index.creating:
+            print_line(sentence[:1].upper() + sentence[1:])
     else:
         from comgra_decl.cli.tables import runs_table
         from comgra_decl.terminal import console

@@ -175,10 +175,12 @@ class MemoryUse(Measurement):
         here.stack.append(number)
         here.called.add(number)
         with self._together:
-            entry = self._step.of(number)
-            entry.calls += 1
+            if len(here.stack) == 1:
+                self._step.begin(number)
+            self._step.of(number).calls += 1
             if call.gradients:
-                entry.inputs += sum(_size(tensor) for _, tensor in tensors_in(call.inputs))
+                size = sum(_size(tensor) for _, tensor in tensors_in(call.inputs))
+                self._step.enter(number, size)
         return _Entered(number, _allocated())
 
     def _leave(self, entered: _Entered | None) -> None:
@@ -203,10 +205,7 @@ class MemoryUse(Measurement):
             use.allocated += max(after - entered.allocated, 0)
             self._device = max(self._device, after)
         if not here.stack:
-            step.subtract()
-            for module in here.called & step.live.keys():
-                entry = step.of(module)
-                entry.activations = max(entry.activations, step.live[module])
+            step.returned(here.called)
 
     def _push(self, here: ThreadUse) -> None:
         if here.hooks is not None:

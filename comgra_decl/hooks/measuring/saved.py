@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from threading import RLock, local
 from typing import Any
@@ -25,7 +26,8 @@ class Held:
         activations_self: the same, saved by operations of the module itself.
         peak: the largest size of the saved tensors at any time.
         allocated: growth of the device's allocated memory during its calls.
-        inputs: its arguments, which a checkpoint would have to keep.
+        inputs: the arguments of the calls whose tensors are in `activations`, which a checkpoint
+            would have to keep.
         calls: number of calls.
     """
 
@@ -59,6 +61,8 @@ class StepUse:
     Attributes:
         held: what each module holds, by its number.
         live: the bytes that are saved now, by the number of the module.
+        own: the same, saved by operations of the module itself.
+        inputs: the bytes of the arguments of its calls since nothing was saved.
         storages: the storages of saved tensors, by address.
         changes: how much the saved bytes of a module itself grew or shrank, in order of time, as
             its number and bytes; changes of the same module that follow each other are one.
@@ -67,6 +71,8 @@ class StepUse:
 
     held: dict[int, Held] = field(default_factory=dict)
     live: dict[int, int] = field(default_factory=dict)
+    own: dict[int, int] = field(default_factory=dict)
+    inputs: dict[int, int] = field(default_factory=dict)
     storages: dict[int, Storage] = field(default_factory=dict)
     changes: list[tuple[int, int]] = field(default_factory=list)
     dropped: deque[Storage] = field(default_factory=deque)
@@ -74,6 +80,28 @@ class StepUse:
     def of(self, number: int) -> Held:
         """Return what a module holds."""
         return self.held.setdefault(number, Held())
+
+    def begin(self, model: int) -> None:
+        """Handle the beginning of a call to a model, which may follow a backward pass."""
+        self.subtract()
+        if not self.live.get(model):
+            self.inputs = {n: size for n, size in self.inputs.items() if self.live.get(n)}
+
+    def enter(self, number: int, size: int) -> None:
+        """Handle the beginning of a call, whose arguments have `size` bytes."""
+        self.inputs[number] = self.inputs.get(number, 0) + size
+
+    def returned(self, numbers: Iterable[int]) -> None:
+        """Handle the end of a call to a model, during which these modules were called."""
+        self.subtract()
+        for number in numbers:
+            held, live = self.of(number), self.live.get(number, 0)
+            held.activations_self = max(held.activations_self, self.own.get(number, 0))
+            inputs = self.inputs.get(number, 0)
+            if live > held.activations:
+                held.activations, held.inputs = live, inputs
+            elif live == held.activations:
+                held.inputs = max(held.inputs, inputs)
 
     def save(self, address: int, size: int, chain: tuple[int, ...]) -> Storage:
         """Count a saved tensor's storage, unless another saved tensor has the same one."""
@@ -91,9 +119,9 @@ class StepUse:
             held = self.of(number)
             held.peak = max(held.peak, live)
         if storage.chain:
-            innermost = self.of(storage.chain[-1])
-            innermost.activations_self += storage.size
-            self._change(storage.chain[-1], storage.size)
+            innermost = storage.chain[-1]
+            self.own[innermost] = self.own.get(innermost, 0) + storage.size
+            self._change(innermost, storage.size)
 
     def _change(self, number: int, size: int) -> None:
         last, known = self.changes[-1] if self.changes else (-1, 0)
@@ -111,6 +139,7 @@ class StepUse:
                 for number in storage.chain:
                     self.live[number] -= storage.size
                 if storage.chain:
+                    self.own[storage.chain[-1]] -= storage.size
                     self._change(storage.chain[-1], -storage.size)
 
 

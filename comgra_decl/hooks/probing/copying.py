@@ -7,7 +7,8 @@ import io
 import queue
 import threading
 import weakref
-from collections import OrderedDict
+from array import array
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +16,7 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -46,6 +48,14 @@ _LOCKS: dict[type, Callable[[], Any]] = {
 
 _NAMES = (type, FunctionType, BuiltinFunctionType, ModuleType)
 """Objects that `deepcopy` shares as well, or would have to."""
+
+_ATOMS = (str, bytes, int, float, complex, type(None), torch.dtype, torch.device, torch.Generator)
+"""Objects that `deepcopy` does not copy, or that take no memory worth counting."""
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+
+_OBJECT = 256
+"""Bytes for which each object counts: itself, and what `deepcopy` remembers about it."""
 
 
 class NotReadyError(ProbeError):
@@ -275,21 +285,91 @@ def check_whole(root: nn.Module, inner: nn.Module) -> None:
             raise ProbeError(f"{name} is distributed over processes")
 
 
+def is_larger_copy(root: nn.Module, most: int) -> bool:
+    """Return whether a copy of a model would take more than a number of bytes.
+
+    Everything that `CleanCopy` would copy counts, wherever it is: in plain attributes, lists, dicts
+    and objects, bound methods and `functools.partial`. Functions are shared, so what their closures
+    hold does not count. An object that defines how it is copied counts with all its attributes.
+
+    Args:
+        root: the model, without wrappers.
+        most: the number of bytes. The count stops there, so a large model takes no longer.
+    """
+    known, modules = {id(each) for each in _kept_out(root)}, {id(m) for m in root.modules()}
+    size, storages = 0, set[int]()
+    waiting: list[Any] = [root]
+    for tensor in _tensors_of(root):
+        if id(tensor) not in known and type(tensor) in (torch.Tensor, nn.Parameter):
+            size += tensor.numel() * tensor.element_size()
+            known.add(id(tensor))
+    seen: list[Any] = []  # keeps them alive, so that no other object has the same `id`
+    while waiting and size <= most:
+        value = waiting.pop()
+        if id(value) in known or isinstance(value, (*_ATOMS, *_NAMES)):
+            continue
+        known.add(id(value))
+        seen.append(value)
+        size += _OBJECT
+        if isinstance(value, torch.Tensor):
+            size += _bytes_of(value, storages)
+            waiting.append(value.grad if value.is_leaf else None)
+        elif isinstance(value, nn.Module):
+            if id(value) in modules:  # those of other modules are copied
+                known.update(id(hooks) for _, hooks in _hooks_of(value))
+            waiting += vars(value).values()
+        else:
+            size += _own_bytes(value)
+            if size <= most:
+                waiting += _parts(value) or [*getattr(value, "__dict__", {}).values()]
+                is_array = isinstance(value, np.ndarray) and value.dtype.hasobject
+                waiting += value.ravel().tolist() if is_array else ()
+    return size > most
+
+
+def _bytes_of(tensor: torch.Tensor, storages: set[int]) -> int:
+    """Return the size of a tensor's storage, which `deepcopy` copies whole; 0 if it is known."""
+    try:
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+    except Exception:  # a tensor without a storage, such as a sparse one
+        return tensor.numel() * tensor.element_size()
+    if address in storages:
+        return 0
+    storages.add(address)
+    return size
+
+
+def _own_bytes(value: Any) -> int:
+    """Return the size of an array, a buffer of bytes, or the entries of a container."""
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, (bytearray, array)):
+        return memoryview(value).nbytes
+    return 8 * len(value) if isinstance(value, _CONTAINERS) else 0
+
+
+def _kept_out(root: nn.Module) -> Iterator[Any]:
+    """Yield the objects in attributes of modules that a copy does not copy but share."""
+    for module in root.modules():
+        for name, value in vars(module).items():
+            if name in _OF_FRAMEWORKS:
+                yield value
+            elif not isinstance(value, torch.Generator):
+                yield from _optimizers_in(value)
+
+
 def _prepared(root: nn.Module, clone: Callable[[torch.Tensor], torch.Tensor]) -> dict[int, Any]:
     """Return a memo for `deepcopy` with objects that it copies wrongly or must not copy."""
-    memo: dict[int, Any] = {}
+    memo: dict[int, Any] = {id(each): each for each in _kept_out(root)}
     for module in root.modules():
         for name, hooks in _hooks_of(module):
             keep = _computing(hooks) if name == "_forward_pre_hooks" else {}
             memo[id(hooks)] = OrderedDict((k, copy.deepcopy(h, memo)) for k, h in keep.items())
         for name, value in vars(module).items():
-            if isinstance(value, torch.Generator):
+            if isinstance(value, torch.Generator) and name not in _OF_FRAMEWORKS:
                 generator = memo[id(value)] = torch.Generator(value.device)
                 generator.set_state(value.get_state())
-            elif name in _OF_FRAMEWORKS:
-                memo[id(value)] = value
-            else:
-                memo.update((id(each), each) for each in _optimizers_in(value))
     for tensor in _tensors_of(root):
         if id(tensor) not in memo and type(tensor) in (torch.Tensor, nn.Parameter):
             memo[id(tensor)] = _copied(tensor, clone)

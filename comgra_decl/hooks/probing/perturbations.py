@@ -23,7 +23,7 @@ import torch
 from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.graph.telling import padded_share
 from comgra_decl.hooks.modes import CallWatch
-from comgra_decl.hooks.probing.copying import CleanCopy
+from comgra_decl.hooks.probing.copying import CleanCopy, is_larger_copy, unwrapped
 from comgra_decl.hooks.probing.samples import FirstBatch, Samples
 from comgra_decl.hooks.probing.seclusion import Autocast, secluded
 from comgra_decl.hooks.pytree import tensors_in
@@ -110,14 +110,18 @@ class Perturbations:
 
     def _copied(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Kept:
         given = [t for _, t in (*tensors_in(args), *tensors_in(dict(kwargs)))]
-        held = [*module.parameters(), *module.buffers()]
-        if max(_bytes(given), _bytes(held)) > _MOST_BYTES:
-            raise ProbeError(f"the model or its input is larger than {_MOST_BYTES >> 20} MiB")
+        if _bytes(given) > _MOST_BYTES:
+            raise ProbeError(f"the input is larger than {_MOST_BYTES >> 20} MiB")
         device = next((p.device for p in module.parameters()), torch.device("cpu"))
         # Changed inputs may be invalid, such as positions beyond the last one. On the host, that is
         # an error like any other. On a device, it would break the program's context.
         autocast = Autocast.now("cpu") if device.type == "cpu" else None
         with secluded(device):
+            if is_larger_copy(unwrapped(module), _MOST_BYTES):
+                raise ProbeError(
+                    f"the model, with all that its attributes hold, is larger than "
+                    f"{_MOST_BYTES >> 20} MiB"
+                )
             batch = FirstBatch(args, kwargs)
             samples = batch.chosen(SAMPLES, by=None, classes=None)
             args, kwargs = samples.to(_HOST)

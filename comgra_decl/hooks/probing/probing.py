@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from comgra_decl.hooks.own_work import OwnWork
     from comgra_decl.hooks.plans import TopPlan
     from comgra_decl.hooks.probing.interventions import Recaller
     from comgra_decl.hooks.probing.replays import Replays
@@ -37,6 +38,7 @@ class Probing:
         extra: returns whether the step in progress is recorded only because it may be replayed.
         tell: called with (intervention, sentence) about what it changes.
         attach: called with (name, content) to store a document.
+        own: adds up the time that copying takes.
 
     Attributes:
         first: called with (node, model) before a trained model is called; None for nothing.
@@ -56,7 +58,9 @@ class Probing:
         extra: Callable[[], bool],
         tell: Callable[[str, str], None],
         attach: Callable[[str, Any], None],
+        own: OwnWork,
     ) -> None:
+        self._own = own
         self._checks: dict[str, Any] = {}  # of the step that has just ended
         self._known: dict[str, Any] = {}  # of the newest record of each probe
         self._effects: dict[str, Any] = {}  # of the newest record of each intervention
@@ -105,14 +109,15 @@ class Probing:
         """Handle a call to a model that is trained, before any of the model has run."""
         if self.first is not None:
             self.first(plan.top.label, module)
-        if self.perturbations is not None and self.perturbations.due:
-            self.perturbations.enter(module, plan, args, kwargs)
-        checkpoints = self._checkpoints
-        if checkpoints is not None and checkpoints.due and self._scheduled():
-            checkpoints.enter(module, plan, args, kwargs)
-        due = [probe for probe in self._probes if probe.due]
-        for probe in due if due and self._scheduled() else ():
-            probe.enter(module, plan, args, kwargs, iteration=iteration, single=self.single)
+        with self._own:
+            if self.perturbations is not None and self.perturbations.due:
+                self.perturbations.enter(module, plan, args, kwargs)
+            checkpoints = self._checkpoints
+            if checkpoints is not None and checkpoints.due and self._scheduled():
+                checkpoints.enter(module, plan, args, kwargs)
+            due = [probe for probe in self._probes if probe.due]
+            for probe in due if due and self._scheduled() else ():
+                probe.enter(module, plan, args, kwargs, iteration=iteration, single=self.single)
 
     def called(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], size: int | None

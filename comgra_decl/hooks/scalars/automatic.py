@@ -1,6 +1,7 @@
 """Metrics that need no code in the program: learning rates, times and memory.
 
-They cost nothing in most steps. At most every two seconds, one step that is not recorded is timed:
+They cost nothing in most steps. At most every two seconds (at first, every half second), one step
+that is not recorded is timed:
 a hook that runs once sees the first model call, a wrapper sees `backward`, and two optimizer hooks
 see the optimizer step. In other steps, at most every ten seconds, the calls of all modules are
 timed. All times are by the host's clock and never wait for a device. The memory is read at most
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
 
 INTERVAL = 2.0
 """Seconds between two timed steps."""
+
+FIRST_INTERVAL = 0.5
+"""The same between the first timed steps, so that short runs have enough of them."""
+
+_FIRST = 6  # number of timed steps that follow each other sooner
 
 MODULES_INTERVAL = 10.0
 """Seconds between two steps in which the calls of modules are timed; the first one comes sooner."""
@@ -145,9 +151,14 @@ class AutomaticMetrics:
         self._optimizer_hook: Placed | None = None
         self._watch: Stopwatch | None = None
         self._growth: Growth | None = Growth()
-        self._due = clock() + INTERVAL
+        self._timed = 0
+        self._due = clock() + self._interval
         self._modules_due = clock() + FIRST_MODULES
         self._memory_due = self._utilization_due = clock()
+
+    @property
+    def _interval(self) -> float:
+        return INTERVAL if self._timed >= _FIRST else min(INTERVAL, FIRST_INTERVAL)
 
     @property
     def timing(self) -> bool:
@@ -169,7 +180,8 @@ class AutomaticMetrics:
             self._modules_due = now + MODULES_INTERVAL
             self._modules.begin()
             return
-        self._due = now + INTERVAL
+        self._timed += 1
+        self._due = now + self._interval
         self._calls.install()
         self._losses.time(self._on_backward)
         self._optimizer_hook = before_steps.add(self._on_step)

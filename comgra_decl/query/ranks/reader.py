@@ -25,6 +25,7 @@ from comgra_decl.records import MESH, SlotKey
 from comgra_decl.store import Reader, RunMeta
 from comgra_decl.store.copying import Progress
 from comgra_decl.store.database import database_exists
+from comgra_decl.store.last_seen import is_begun
 from comgra_decl.store.location import Location, Remote
 from comgra_decl.store.remote import databases_within
 from comgra_decl.store.view import View
@@ -146,7 +147,8 @@ def _leader(path: Location) -> Reader | None:
     if isinstance(path, Remote):
         return _opened(path)
     alone = not (path / RANKS).is_dir()
-    return Reader(path) if alone and database_exists(path) else None
+    there = alone and (database_exists(path) or is_begun(path))
+    return Reader(path) if there else None
 
 
 def _opened(path: Location) -> Reader | None:

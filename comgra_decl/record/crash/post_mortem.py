@@ -123,12 +123,30 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _frames(chain: list[BaseException]) -> list[Visit]:
-    """Return the frames of the error, or of the first cause that was raised in a module."""
-    for error in chain:
-        found = [*visits(error.__traceback__)]
-        if any(visit.calls_module for visit in found):
-            return found
-    return [*visits(chain[0].__traceback__)]
+    """Return the frames of the error, or of the first cause that was raised in a module.
+
+    If a `forward` has caught an error of a module that it calls, and has raised another one from
+    it, the frames of the cause follow, because they lead to the module that failed.
+    """
+    parts = [[*visits(error.__traceback__)] for error in chain]
+    first = next((i for i, part in enumerate(parts) if _in_module(part)), 0)
+    frames = parts[first]
+    for part in parts[first + 1 :]:
+        frames = _continued(frames, part)
+    return frames
+
+
+def _continued(frames: list[Visit], cause: list[Visit]) -> list[Visit]:
+    """Return the frames of an error, followed by those of its cause if they go deeper."""
+    caught = cause[0].frame if cause else None  # where the traceback of a cause begins
+    at = next((i for i, visit in enumerate(frames) if visit.frame is caught), None)
+    if at is None or _in_module(frames[at + 1 :]) or not _in_module(cause):
+        return frames
+    return [*frames[:at], *cause]
+
+
+def _in_module(frames: list[Visit]) -> bool:
+    return any(visit.calls_module for visit in frames)
 
 
 # -- modules -----------------------------------------------------------------------------------

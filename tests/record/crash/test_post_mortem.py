@@ -507,6 +507,49 @@ def test_an_error_in_a_hook_of_the_program_is_placed_in_its_module(tmp_path: Pat
     assert found["lesson"] is None
 
 
+class Rephrasing(nn.Sequential):
+    """Raises another error from that of a part, or tries a second part."""
+
+    def __init__(self, *parts: nn.Module, then: Callable[[Tensor], Any] | None) -> None:
+        super().__init__(*parts)
+        self.then = then
+
+    def forward(self, x: Tensor) -> Any:
+        try:
+            return super().forward(x)
+        except RuntimeError as error:
+            if self.then is not None:
+                return self.then(x)
+            raise ValueError("the stack failed") from error
+
+
+def test_an_error_raised_from_another_one_leads_to_the_module_that_failed(tmp_path: Path) -> None:
+    inner = Rephrasing(nn.Tanh(), nn.Sequential(nn.Linear(12, 5)), then=None)
+
+    def program() -> None:
+        nn.Sequential(nn.Flatten(), inner)(torch.ones(4, 3, 5))
+
+    run, error = failed(tmp_path, program)
+    found = run.document("post_mortem")
+    assert found["error"] == {"type": "ValueError", "message": "the stack failed"}
+    assert [call["node"] for call in found["calls"]] == ["Sequential", "1", "1.1", "1.1.0"]
+    assert found["module"] == "1.1.0"
+    assert found["place"]["text"] == "return super().forward(x)"
+    assert [fact["name"] for fact in found["parameters"]] == ["1.1.0.weight", "1.1.0.bias"]
+    assert run.ending is not None
+    assert "in the forward pass of 1.1.0: ValueError: the stack failed" in run.ending.headline
+    del error
+
+
+def test_an_error_while_handling_another_one_stays_where_it_was_raised(tmp_path: Path) -> None:
+    second = nn.Linear(9, 1)
+    model = Rephrasing(nn.Linear(12, 5), then=second)
+    run, _ = failed(tmp_path, lambda: model(torch.ones(4, 15)))
+    found = run.document("post_mortem")
+    assert [call["class"] for call in found["calls"]] == ["Rephrasing", "Linear"]
+    assert found["module"] == "then"
+
+
 # -- the ring ----------------------------------------------------------------------------------
 
 

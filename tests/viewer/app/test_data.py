@@ -202,6 +202,16 @@ def test_values_that_are_not_finite_are_counted_without_values(tmp_path: Path) -
     assert facts.mean == pytest.approx(float(clean.double().mean()), abs=1e-6)
 
 
+def test_one_thing_is_named_in_the_singular(tmp_path: Path) -> None:
+    x = torch.rand(4, 5)
+    x[2, 1] = torch.nan
+    view = trained(tmp_path, nn.Linear(5, 2), [(x, torch.ones(4).long())], **VALUES)
+    shown = html_of(view)
+    assert "The first recorded batch<" in shown
+    assert ">Step 0. " in shown
+    assert "1 value NaN or infinite" in shown
+
+
 def html_of(view: RunView, act: Callable[..., None] = lambda **_: None) -> str:
     pane = DataPane(act)
     pane.refresh(Shown(view, resolve(view, Selection(), {}), "kind", "linear", None, False))
