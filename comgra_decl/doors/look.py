@@ -14,6 +14,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,12 +81,14 @@ class Look(Run):
             was called.
         changes: a sentence about what each change has changed.
         model_calls: the calls of the model that the method has made; see `calls`.
+        kept: the number of positions in the caches at the end, by module, where that is known.
     """
 
     step = 0
     output: Any = None
     changes: Sequence[str] = ()
     model_calls: Sequence[ModelCall] = ()
+    kept: Mapping[str, int] = MappingProxyType({})
 
     @property
     def calls(self) -> pd.DataFrame:
@@ -115,7 +118,10 @@ class Look(Run):
     def sequence(self, node: str, role: str = "output", *, of: str = "forward") -> NDArray[Any]:
         """Return a tensor of all calls that a method has made, joined along the positions.
 
-        Where several calls compute the same position, as without a cache, the first one counts.
+        Where several calls compute the same position, as without a cache, the last one counts. A
+        call that begins at a position replaces all that earlier calls have computed from there on,
+        and what the method has cut off its cache in the end is omitted: such positions belong to
+        tokens that were proposed and rejected (speculative decoding).
 
         Args:
             node: the node.
@@ -133,10 +139,10 @@ class Look(Run):
         slot = self.slot(node, role=role, of=of)
         (kind,) = self.types
         parts: dict[int, NDArray[Any]] = {}
+        most = None
         for step in slot.shapes(type=kind).index:
-            positions = (
-                self.model_calls[int(step) - self.step].positions if self.model_calls else None
-            )
+            call = self.model_calls[int(step) - self.step] if self.model_calls else None
+            positions = None if call is None else call.positions
             value = slot.value(int(step), type=kind)
             if positions is None or value.ndim < 2 or value.shape[1] != len(positions):
                 raise CallError(
@@ -144,8 +150,11 @@ class Look(Run):
                     "sequence needs [samples, positions, ...]; read it with "
                     f"slot({node!r}).value({step}, type={kind!r})"
                 )
-            for place, position in enumerate(positions):
-                parts.setdefault(position, value[:, place])
+            parts = {at: part for at, part in parts.items() if at < positions.start}
+            parts |= {at: value[:, place] for place, at in enumerate(positions)}
+            most = self.kept.get(call.module) if call is not None else None
+        if most is not None:
+            parts = {at: part for at, part in parts.items() if at < most}
         if len({part.shape for part in parts.values()}) > 1:
             raise CallError(f"{node}, {role} does not have the same samples in all calls")
         return np.stack([parts[position] for position in sorted(parts)], axis=1)
@@ -283,7 +292,7 @@ def look(
             raise CallError(str(error)) from error
         raise
     found.step = step
-    found.output, found.model_calls = called.output, called.calls
+    found.output, found.model_calls, found.kept = called.output, called.calls, called.kept
     found.changes = [] if changed is None else changed.said()
     remove_with(found, folder)
     return found
@@ -499,6 +508,7 @@ class _Called:
         changed: makes the changes; None without any.
         calls: the calls of the model that the method has made.
         output: what the method has returned, or None for "forward".
+        kept: the number of positions in the caches at the end, by module; see `MethodCalls.kept`.
     """
 
     own: CleanCopy
@@ -508,6 +518,7 @@ class _Called:
     changed: ChangedCalls | None
     calls: list[ModelCall] = field(default_factory=list)
     output: Any = None
+    kept: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -541,7 +552,9 @@ class _Called:
 
         calls = MethodCalls(self.own, begin=begin, end=end or (lambda: None))
         with calls.followed():
-            return getattr(module, self.method)(*self.args, **self.kwargs)
+            output = getattr(module, self.method)(*self.args, **self.kwargs)
+        self.kept = calls.kept
+        return output
 
 
 def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) -> Path:

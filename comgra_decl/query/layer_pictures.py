@@ -9,7 +9,6 @@ from comgra_decl.pictures import units
 from comgra_decl.records import SAMPLE
 
 from .picture import Picture
-from .preview import axis_names
 from .recorded_values import PLACES, RecordedValues
 
 
@@ -19,7 +18,7 @@ def feature_maps(read: RecordedValues, step: int | None, node: str | None) -> Pi
     values = read.value(wanted, at)
     if values.ndim < 3:
         raise UnknownNameError(f"{wanted!r} has no maps; its output is {[*values.shape]}.")
-    names = axis_names(read.slot(wanted), values.shape[1:], whole_numbers=False)
+    names = read.axes(read.slot(wanted), values.shape[1:])
     return Picture("feature_maps", values, (SAMPLE, *names), wanted, at, {SAMPLE: read.labels(at)})
 
 
@@ -41,7 +40,7 @@ def loss_cam(read: RecordedValues, step: int | None, node: str | None) -> Pictur
     if output.ndim < 3:
         raise UnknownNameError(f"{wanted!r} has no places to map.")
     cam = units.loss_cam(output, gradient)
-    names = axis_names(read.slot(wanted), output.shape[1:], whole_numbers=False)
+    names = read.axes(read.slot(wanted), output.shape[1:])
     labels = {SAMPLE: read.run.samples(at, type=type_)["label"].tolist()}
     return Picture("loss_cam", cam, (SAMPLE, *names[1:]), wanted, at, labels)
 
