@@ -560,7 +560,8 @@ class _Called:
 def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) -> Path:
     """Call the copy of `model`, record the call, and return the folder of the run."""
     module = called.own.module
-    session = _CallSession(spec, context=RunContext(), model=module)
+    single = called.method == "forward"
+    session = _CallSession(spec, context=RunContext(), model=module, single=single)
 
     def begun(call: ModelCall) -> None:
         called.calls.append(call)
@@ -578,7 +579,7 @@ def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) 
                 _check_graph(value, model)
                 _backward(value.reshape(()), called.leaves)
                 session.end_call()
-        if called.method != "forward":
+        if not single:
             called.output = output
     finally:  # also ends the writer's thread if the session failed to start
         environment.recorded(session, False)
@@ -651,9 +652,12 @@ class _CallSession(Session):
 
     _in_batch_order = True  # all samples are recorded
 
-    def __init__(self, spec: Spec, *, context: RunContext, model: nn.Module) -> None:
+    def __init__(
+        self, spec: Spec, *, context: RunContext, model: nn.Module, single: bool
+    ) -> None:
         super().__init__(spec, context=context)
         self._model = model
+        self._single = single
 
     def _rank(self) -> Rank | None:
         """Return None: each process of a distributed job looks on its own."""
@@ -665,6 +669,8 @@ class _CallSession(Session):
         manager.begin_at(schedule.steps[0] if schedule.steps else schedule.first - 1)
         manager.expect(self._model)
         manager.probe_single_call()
+        if not self._single:
+            manager.only_evaluate()
         return manager
 
     def end_call(self) -> None:

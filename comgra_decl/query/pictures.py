@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures import cloud, layouts, likeness
@@ -300,7 +299,7 @@ class Pictures:
 
 
 def _dims_of(dims: tuple[str, ...], facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the axes of a recorded picture, of those of its tensor, without samples."""
+    """Return the names of a recorded picture's value dims, by those of its tensor."""
     if facts.get("method") in _MAPS and len(dims) <= len(PLACES):
         dims = PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
     if facts.get("method") == "logit_lens" and dims:

@@ -168,6 +168,45 @@ def test_values_of_all_calls_join_to_those_of_the_whole_sequence() -> None:
         whole.sequence("blocks.1")
 
 
+class Gradual(nn.Module):
+    """Calls itself twice, with or without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def twice(self, x: Tensor) -> Tensor:
+        return self(self(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_the_calls_of_a_method_are_evaluations_in_any_mode(training: bool, gradient: bool) -> None:
+    model, x = Gradual().train(training), torch.randn(2, 3)
+    with torch.set_grad_enabled(gradient):
+        found = comgra.look(model, x, spec=OUTPUTS, call="twice")
+    assert found.types == ["eval"]
+    assert set(found.slots["pass"]) == {"forward"}
+    assert set(found.notes()["type"]) == {"eval"}
+    once = model(x)
+    for step, expected in enumerate((once, model(once))):
+        value = found.slot("layer").value(step, type="eval")
+        np.testing.assert_array_equal(value, expected.detach())
+    assert model.training is training
+
+
+def test_a_generation_in_training_mode_reads_like_any_other() -> None:
+    model, tokens = small()
+    model.train()
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate")
+    assert torch.equal(found.output, model.generate(tokens))
+    assert found.sequence("blocks.1").shape == (3, LENGTH + NEW - 1, WIDTH)
+    assert len(found.slot("blocks.1").value(1, type="eval")) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_logit_lens_of_each_call_is_that_of_its_values(dtype: torch.dtype) -> None:
     model, tokens = small()
@@ -495,3 +534,41 @@ def test_an_encoder_and_beams_are_records_too() -> None:
     assert found.calls["first"].tolist() == [0, 0, 1, 2]
     assert found.slot("decoder.block.0.layer.0.SelfAttention.q").value(2, type="eval").shape[0] == 4
     assert found.sequence("decoder.block.0.layer.0.SelfAttention.q").shape == (4, 3, WIDTH)
+
+
+@pytest.mark.slow  # imports transformers
+def test_a_sequence_has_no_values_of_tokens_that_were_rejected() -> None:
+    model = llama(pytest.importorskip("transformers"))
+    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    how = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    found = comgra.look(
+        model, tokens, spec=OUTPUTS, call="generate", prompt_lookup_num_tokens=3, **how
+    )
+    assert torch.equal(found.output, model.generate(tokens, **how))
+    calls = found.calls
+    assert (calls["first"].iloc[1:].to_numpy() <= calls["last"].iloc[:-1].to_numpy()).any()
+    whole = comgra.look(model, found.output[:, :-1], spec=OUTPUTS).slot("model.layers.1").value(0)
+    joined = found.sequence("model.layers.1")
+    assert joined.shape == whole.shape
+    np.testing.assert_allclose(joined, whole, atol=1e-5)
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("name", ["MambaForCausalLM", "Mamba2ForCausalLM"])
+def test_a_model_whose_cache_has_no_length_generates(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, name).config_class(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, state_size=4, num_hidden_layers=2, num_heads=4,
+        head_dim=8, n_groups=1, eos_token_id=1, pad_token_id=0, bos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(config).eval()
+    tokens = torch.randint(3, VOCABULARY, (2, 5))
+    how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", **how)
+    assert torch.equal(found.output, model.generate(tokens, **how))
+    assert found.calls["first"].tolist() == [0, 5, 6, 7]
+    assert found.calls["last"].tolist() == [4, 5, 6, 7]
+    whole = comgra.look(model, found.output[:, :-1], spec=OUTPUTS).slot("backbone.layers.1")
+    joined = found.sequence("backbone.layers.1")
+    np.testing.assert_allclose(joined, whole.value(0, type="eval"), atol=1e-4)
