@@ -572,3 +572,23 @@ def test_a_model_whose_cache_has_no_length_generates(name: str) -> None:
     whole = comgra.look(model, found.output[:, :-1], spec=OUTPUTS).slot("backbone.layers.1")
     joined = found.sequence("backbone.layers.1")
     np.testing.assert_allclose(joined, whole.value(0, type="eval"), atol=1e-4)
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_the_lens_of_a_generation_has_the_positions_that_the_head_receives(
+    make: Callable[[Any], Any], cached: bool
+) -> None:
+    model = make(pytest.importorskip("transformers"))
+    spec = {"nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}}}
+    how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "use_cache": cached}
+    tokens = torch.randint(3, VOCABULARY, (2, LENGTH))
+    found = comgra.look(model, tokens, spec=spec, call="generate", **how)
+    whole = comgra.look(model, found.output, spec=spec).picture("lens_from_records", type="eval")
+    for step in range(NEW):
+        lens = found.picture("lens_from_records", step, type="eval")
+        at = LENGTH - 1 + step
+        np.testing.assert_allclose(lens.values, whole.values[:, :, at : at + 1], atol=1e-4)
+        received = at + 1 if step == 0 or not cached else 1
+        assert lens.labels.get("position", [0]) == [received - 1]
