@@ -14,7 +14,7 @@ from comgra_decl.errors import ComgraError
 from comgra_decl.query.attributions import by_token
 from comgra_decl.records import MAXIMISED, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.clouds import Cloud, Clouds, NoCloud
-from comgra_decl.viewer.model.effects import EffectTable, effect_tables, probe_type_of
+from comgra_decl.viewer.model.effects import EffectTable, effect_tables, probe_type_of, unmade
 from comgra_decl.viewer.model.gallery import Tile, gallery
 from comgra_decl.viewer.model.images import flat, largest_magnitude, png, signed, veil
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
@@ -98,6 +98,7 @@ class Album:
         cloud: the selected node's cloud, or why there is none.
         computed: the pictures that the records suffice for.
         effects: the effects of the interventions on the probe.
+        unmade: the declared interventions on the probe that have no record, and why.
         tables: what is computed from the records of the step, for the samples and the node.
         exhibits: what the program has shown, at the last step up to the selected one.
     """
@@ -114,6 +115,7 @@ class Album:
     exhibits: tuple[Exhibit, ...] = ()
     lenses: tuple[Lens, ...] = ()
     tables: tuple[TableCard, ...] = ()
+    unmade: tuple[tuple[str, str], ...] = ()
 
 
 def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
@@ -180,10 +182,15 @@ def album(
         exhibits,
         lenses(view, type_, step, sample, positions or {}),
         table_cards(view, type_, step, at.node),
+        unmade(view, type_.removeprefix(PROBE_PREFIX)),
     )
 
 
 # -- pictures ----------------------------------------------------------------------------------
+
+
+_MAGNITUDES = ("saliency", "attention_rollout")
+"""Methods whose pictures have no negative numbers."""
 
 
 def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...]:
@@ -213,22 +220,23 @@ def _cards(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...
         of_tokens = of_tokens and values.ndim < 3 + axis
         bound = _bound(view, slot, type_, of_tokens=of_tokens, of_rows=bool(positions))
         method = str(fact["method"]).rpartition(".")[2]
+        low = 0.0 if method in _MAGNITUDES else -bound
         title = f"{name}: {method}, {slot.node}"
         note = _note(view, fact, sample)
         if of_tokens and positions and len(positions) <= _MOST_EXPLAINED:
             table = _per_token(values, of_rows=True) / (bound or 1.0)
             named = _rows_of(view, fact, words, sample)
             rows = tuple(zip(named, map(tuple, table.tolist()), strict=True))
-            cards.append(Card(title, "", -bound, bound, note, words=words, rows=rows))
+            cards.append(Card(title, "", low, bound, note, words=words, rows=rows))
             continue
         if of_tokens and not positions:
             shares = tuple((_per_token(values) / (bound or 1.0)).tolist())
-            cards.append(Card(title, "", -bound, bound, note, words=words, shares=shares))
+            cards.append(Card(title, "", low, bound, note, words=words, shares=shares))
             continue
         place = _per_token(values, of_rows=True) if of_tokens else flat(values)
         place = place / (bound or 1.0)
         over = png(veil(place)) if values.ndim > 1 and not of_tokens else ""
-        cards.append(Card(title, png(signed(place)), -bound, bound, note, over=over))
+        cards.append(Card(title, png(signed(place)), low, bound, note, over=over))
     return tuple(cards)
 
 
