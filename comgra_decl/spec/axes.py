@@ -59,6 +59,25 @@ class Layouts:
         if last is not None and len(shape) > 1:
             self._last[tuple(shape)] = last
 
+    def unit_dim(self, shape: Sequence[int], *, node: str, module_class: str) -> int:
+        """Return the value dim of a module's output whose entries are its units, and remember it.
+
+        Args:
+            shape: sizes of the value dims.
+            node: name of the node.
+            module_class: class of its module.
+        """
+        names = name_axes(
+            shape,
+            kind="computed",
+            node=node,
+            role="output",
+            module_class=module_class,
+            channels_last=self.channels_last(shape),
+        )
+        self.add(shape, module_class)
+        return unit_axis(names)
+
     def channels_last(self, shape: Sequence[int]) -> bool | None:
         """Return whether the last tensor of a shape has its channels last; None if none tells."""
         return self._last.get(tuple(shape))

@@ -57,9 +57,7 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, int]]]] = {
 
 @pytest.mark.parametrize("by_place", [False, True])
 @pytest.mark.parametrize("name", CASES)
-def test_each_element_counts_once_for_each_place(
-    name: str, by_place: bool, tmp_path: Path
-) -> None:
+def test_each_element_counts_once_for_each_place(name: str, by_place: bool, tmp_path: Path) -> None:
     declared, expected = CASES[name]
     torch.manual_seed(0)
     middle = ByPlace() if by_place else nn.Tanh()

@@ -97,3 +97,95 @@ def test_a_colour_image_is_one_where_nothing_else_says_so() -> None:
     for slot in run.slots.itertuples():
         axes = run.slot(slot.node, role=slot.role).preview(0).axes
         assert axes == ("sample", "channel", "height", "width"), slot
+
+
+class Head(nn.Module):
+    """A layer that may return a tuple, and a linear layer on the mean over all places."""
+
+    def __init__(self, layer: nn.Module, channels: int, dim: int) -> None:
+        super().__init__()
+        self.layer, self.head, self.dim = layer, nn.Linear(channels, 3), dim
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.layer(x)
+        found = (found[0] if isinstance(found, tuple) else found).movedim(self.dim, -1)
+        weights = torch.linspace(1, 2, found[0, ..., 0].numel()).reshape(found.shape[1:-1])
+        return self.head((found**2 * weights[..., None]).flatten(1, -2).mean(1))
+
+
+class InTuple(nn.Module):
+    """A convolution whose map is the first entry of a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 6, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = self.conv(x)
+        return found, found.mean()
+
+
+CAMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = {
+    "GRU": (lambda: nn.GRU(5, 7, batch_first=True), (6, 5), 7, 2),
+    "LSTM": (lambda: nn.LSTM(5, 7, batch_first=True), (6, 5), 7, 2),
+    "linear": (lambda: nn.Linear(5, 7), (6, 5), 7, 2),
+    "channels last": (lambda: nn.Linear(5, 7), (4, 6, 5), 7, 3),
+    "signal": (lambda: nn.Conv1d(2, 7, 3), (2, 9), 7, 1),
+    "map in a tuple": (InTuple, (1, 5, 3), 6, 1),
+}
+
+
+@pytest.mark.parametrize("name", CAMS)
+def test_grad_cam_weights_the_channels_of_the_first_tensor(name: str) -> None:
+    make, shape, channels, dim = CAMS[name]
+    torch.manual_seed(0)
+    model, x = Head(make(), channels, dim), torch.randn(4, *shape)
+    run = comgra.look(
+        model, x, loss=lambda output: output.logsumexp(1).sum(),
+        spec={"nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}}},
+        pictures={"cam": {"method": "grad_cam", "select": "layer", "target": 1}},
+    )  # fmt: skip
+    kept: list[torch.Tensor] = []
+
+    def keep(_module: nn.Module, _args: object, output: object) -> None:
+        tensor = output[0] if isinstance(output, tuple) else output
+        assert isinstance(tensor, torch.Tensor)
+        tensor.retain_grad()
+        kept.append(tensor)
+
+    handle = model.layer.register_forward_hook(keep)
+    over = [each for each in range(1, 1 + len(shape)) if each != dim]
+    for picture, explained in (
+        ("cam", lambda out: out[:, 1].sum()),
+        ("loss_cam", lambda out: out.logsumexp(1).sum()),
+    ):
+        explained(model(x)).backward()
+        value = kept.pop()
+        assert value.grad is not None
+        expected = (value.grad.mean(over, keepdim=True) * value).sum(dim).detach()
+        found = run.picture(picture, 0, "layer") if picture == "cam" else None
+        if found is None and name not in ("GRU", "LSTM", "map in a tuple"):
+            found = run.picture("loss_cam", 0, "layer", type="train")
+        if found is not None:
+            np.testing.assert_allclose(found.values, expected, atol=1e-6)
+            assert len(found.axes) == expected.dim()
+    handle.remove()
+
+
+def test_what_has_no_gradient_and_what_has_no_numbers_are_told_apart() -> None:
+    class Counting(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[int]:
+            return [*x.shape]
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.counting, self.layer = Counting(), nn.Conv2d(1, 2, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x).mean((2, 3)) + len(self.counting(x))
+
+    cam = {"method": "grad_cam", "select": "counting"}
+    run = comgra.look(Net(), torch.randn(2, 1, 3, 3), pictures={"cam": cam})
+    with pytest.raises(comgra.ComgraError, match="counting returns no tensor of floating-point"):
+        run.picture("cam", 0)

@@ -264,8 +264,9 @@ class Tapping(Numbered):
         tensor.register_hook(lambda gradient: self._keep(call, gradient))
         return with_tensor(value, found.tensor, tensor)
 
-    def _keep(self, call: Call, gradient: torch.Tensor) -> None:
-        self.gradients[call] = self._led(gradient.detach()).clone()
+    def _keep(self, call: Call, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:  # None behind layers without one, such as quantized ones
+            self.gradients[call] = self._led(gradient.detach()).clone()
 
 
 def estimated(
@@ -279,6 +280,7 @@ def estimated(
     Raises:
         ProbeError: the measure has no gradient, or the change is not possible.
     """
+    study.subject.check_gradients()
     tapping = Tapping(edit, edit.led)
     with torch.enable_grad(), study.changed(first, watch=tapping) as output:
         measures = gauge(output)[0]

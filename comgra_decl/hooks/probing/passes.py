@@ -221,7 +221,12 @@ class Edit(Target):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            tensor_of = f"{path or 'the model'}, {self.spec.role}"
+            tensor_of, kind = f"{path or 'the model'}, {self.spec.role}", type(whole)
+            if self.spec.of_parameters and kind not in (torch.Tensor, nn.Parameter):
+                raise ProbeError(
+                    f"{tensor_of}: is a {kind.__name__}, as of quantized weights, in which this "
+                    "change cannot be made; change the output or the input of the module"
+                ) from error
             raise ProbeError(f"{tensor_of}: {reason_of(error)}") from error
         if where is not None:
             new = torch.where(where, new, tensor)

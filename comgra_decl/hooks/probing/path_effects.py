@@ -161,6 +161,7 @@ def estimated_paths(
     Raises:
         ProbeError: the measure has no gradient, or the change is not possible.
     """
+    study.subject.check_gradients()
     tapping = Tapping(route.receivers)
     with torch.enable_grad(), study.changed(first, watch=tapping) as output:
         measures = gauge(output)[0]
