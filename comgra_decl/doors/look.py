@@ -321,16 +321,30 @@ def _check(model: object, loss: object) -> None:
 def _check_method(
     model: nn.Module, name: object, *, loss: object, pictures: Mapping[str, Any]
 ) -> None:
-    method = getattr(unwrapped(model), name, None) if isinstance(name, str) else None
+    inner = unwrapped(model)
+    kind, method = type(inner), None
+    there = isinstance(name, str) and inspect.getattr_static(kind, name, None) is not None
+    if isinstance(name, str) and not isinstance(inspect.getattr_static(kind, name, None), property):
+        method = getattr(inner, name, None)
     if not callable(method):
-        known = [n for n in dir(type(model)) if not n.startswith("_")]
-        near = did_you_mean(name, known) if isinstance(name, str) else ""
+        known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
+        what = f"{shown(name)}, which is no method" if there else shown(name)
+        near = did_you_mean(name, known) if isinstance(name, str) and not there else ""
         raise CallError(
-            f"call must name a method of {type(model).__name__}, such as 'generate', got "
-            f"{shown(name)}{near}"
+            f"call must name a method of {kind.__name__}, such as 'generate', got {what}{near}"
         )
     if name == "forward":
         return
+    for test, what in (
+        (inspect.isgeneratorfunction, "yields its results"),
+        (inspect.isasyncgenfunction, "yields its results"),
+        (inspect.iscoroutinefunction, "is a coroutine"),
+    ):
+        if test(inspect.unwrap(method)):
+            raise CallError(
+                f"call={name!r} {what}, so that its calls of the model would be made after this "
+                "one; name a method that returns its result"
+            )
     if loss is not None:
         raise CallError(
             f"a loss belongs to one call of the model, but {name!r} makes several. Look at its "
@@ -419,6 +433,11 @@ def _checked_pictures(pictures: object) -> dict[str, Any]:
     for name, picture in given.items():
         if not isinstance(picture, Mapping):
             raise CallError(f"pictures[{name!r}] must be a mapping, got {shown(picture)}")
+        if "of" in picture:
+            raise CallError(
+                f"pictures[{name!r}].of: there are no probes, because the samples are those of the "
+                "call; leave it out"
+            )
     return dict(given)
 
 
@@ -579,6 +598,8 @@ def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) 
                 _check_graph(value, model)
                 _backward(value.reshape(()), called.leaves)
                 session.end_call()
+        if not single and not called.calls:
+            session.never_called(called.method)
         if not single:
             called.output = output
     finally:  # also ends the writer's thread if the session failed to start
@@ -652,12 +673,15 @@ class _CallSession(Session):
 
     _in_batch_order = True  # all samples are recorded
 
-    def __init__(
-        self, spec: Spec, *, context: RunContext, model: nn.Module, single: bool
-    ) -> None:
+    def __init__(self, spec: Spec, *, context: RunContext, model: nn.Module, single: bool) -> None:
         super().__init__(spec, context=context)
         self._model = model
         self._single = single
+        self._uncalled: str | None = None
+
+    def never_called(self, method: str) -> None:
+        """Say that a method has called no module."""
+        self._uncalled = method
 
     def _rank(self) -> Rank | None:
         """Return None: each process of a distributed job looks on its own."""
@@ -694,6 +718,11 @@ class _CallSession(Session):
             raise CallError(f"the call could not be recorded: {self._fault}") from self._fault
         assert isinstance(self.path, Path)
         run = Run(self.path)
+        if len(run.records) == 0 and self._uncalled is not None:
+            raise CallError(
+                f"nothing was recorded: {self._uncalled!r} has called neither the model nor a part "
+                "of it"
+            )
         if len(run.records) == 0:
             raise CallError(
                 "nothing was recorded: the model has no tensors, or the spec selects none of them. "

@@ -377,6 +377,40 @@ def test_a_key_is_a_position_of_the_whole_sequence() -> None:
     assert np.allclose(found.sequence("blocks.1"), value, atol=1e-6)
 
 
+def test_a_change_that_the_unchanged_text_is_too_short_for_says_so() -> None:
+    class Ending(Language):
+        """Ends at a token that follows if no layer's output is changed."""
+
+        end = -1
+
+        @torch.no_grad()
+        def generate(self, tokens: Tensor, new: int = NEW) -> Tensor:  # type: ignore[override]
+            for _ in range(new):
+                token = self(tokens)[:, -1].argmax(-1, keepdim=True)
+                tokens = torch.cat([tokens, token], 1)
+                if int(token[0, 0]) == self.end:
+                    break
+            return tokens
+
+    torch.manual_seed(0)
+    model, tokens = Ending().eval(), torch.randint(VOCABULARY, (1, LENGTH))
+    model.end = int(model.generate(tokens, 1)[0, -1])
+    steer = {"select": "blocks.1", "do": {"add": (20 * STEER).tolist()}}
+    assert comgra.look(model, tokens, call="generate", changes=steer).output.shape[1] > LENGTH + 1
+    mean = {"select": "blocks.0", "do": "mean"}
+    with pytest.raises(CallError, match="it has made fewer calls, as where the unchanged text"):
+        comgra.look(model, tokens, call="generate", changes=[steer, mean])
+
+
+def test_what_is_no_change_and_a_probe_for_a_picture_are_refused() -> None:
+    model, tokens = small()
+    with pytest.raises(SpecError, match="changes: must be a mapping, or a list of several, got 'a"):
+        comgra.look(model, tokens, changes="a")  # type: ignore[arg-type]
+    saliency = {"why": {"method": "saliency", "of": "eyes"}}
+    with pytest.raises(CallError, match=r"pictures\['why'\].of: there are no probes"):
+        comgra.look(model, tokens, pictures=saliency)
+
+
 def test_changes_of_a_single_call_have_the_gradients_of_plain_hooks() -> None:
     model, tokens = small()
 
@@ -440,6 +474,46 @@ def test_what_a_method_cannot_have_is_refused() -> None:
     zero = {"select": "embed", "do": "zero"}
     with pytest.raises(CallError, match="pictures are made of the unchanged model"):
         comgra.look(model, tokens, pictures=saliency, changes=zero)
+
+
+class Unusual(Gradual):
+    """Methods whose calls of the model cannot be recorded."""
+
+    @property
+    def size(self) -> int:
+        return 3
+
+    def stream(self, x: Tensor) -> Iterator[Tensor]:
+        yield self(x)
+
+    async def later(self, x: Tensor) -> Tensor:
+        return self(x)
+
+    def computed(self, x: Tensor) -> Tensor:
+        return x @ self.layer.weight
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("size", "such as 'generate', got 'size', which is no method$"),
+        ("__doc__", "got '__doc__', which is no method$"),
+        ("stream", "call='stream' yields its results, so that its calls of the model"),
+        ("later", "call='later' is a coroutine, so that its calls of the model"),
+        ("computed", "nothing was recorded: 'computed' has called neither the model nor a part"),
+        ("twise", "got 'twise'; did you mean 'twice'"),
+    ],
+)
+def test_a_method_whose_calls_cannot_be_recorded_is_refused(name: str, message: str) -> None:
+    with pytest.raises(CallError, match=message):
+        comgra.look(Unusual(), torch.randn(2, 3), spec=OUTPUTS, call=name)
+
+
+def test_a_method_of_one_object_alone_is_recorded() -> None:
+    model, x = Gradual(), torch.randn(2, 3)
+    model.once = lambda x: x + 1  # type: ignore[assignment]
+    with pytest.raises(CallError, match="'once' has called neither the model"):
+        comgra.look(model, x, spec=OUTPUTS, call="once")
 
 
 # -- transformers ------------------------------------------------------------------------------
