@@ -55,8 +55,13 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, int]]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("by_place", [False, True])
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("in several passes", "estimated in some parts", "along paths")
+
+
+@pytest.mark.parametrize("by_place", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_each_element_counts_once_for_each_place(name: str, by_place: bool, tmp_path: Path) -> None:
     declared, expected = CASES[name]
     torch.manual_seed(0)

@@ -42,7 +42,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str, int]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("3 wide", "an activation of a signal", "channels last", "tokens")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CASES]
+)
 def test_units_are_the_channels(name: str) -> None:
     make, shape, node, dim = CASES[name]
     torch.manual_seed(0)
@@ -135,7 +140,9 @@ CAMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", CAMS)
+@pytest.mark.parametrize(
+    "name", [n if n in ("GRU", "linear") else pytest.param(n, marks=pytest.mark.slow) for n in CAMS]
+)
 def test_grad_cam_weights_the_channels_of_the_first_tensor(name: str) -> None:
     make, shape, channels, dim = CAMS[name]
     torch.manual_seed(0)
