@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -83,7 +84,9 @@ class Layouts:
         return self._last.get(tuple(shape))
 
 
+@lru_cache(maxsize=1024)
 def _has_channels_last(module_class: str) -> bool | None:
+    """Return whether tensors of modules of a class have their channels last; None if unknown."""
     class_ = module_class.rpartition(".")[2]
     if _CHANNELS_FIRST.search(class_):
         return False
