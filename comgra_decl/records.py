@@ -530,7 +530,8 @@ the change in the target); and "pairs", each of two names and their mean rank co
 INTERVENTION_CHECKS = "intervention_checks"
 """Document about the newest record of each intervention, by intervention: "step"; "nothing", a
 sentence about why it did nothing, or None if it had an effect; and "since", the first of the
-records without an interruption after which this has not changed."""
+records without an interruption after which this has not changed. "node" and "role" are those of the
+first tensor that it changes."""
 
 COMPUTED_PICTURES = (
     *("likeness", "likeness_over_steps", "confusion", "reliability", "linear_probe"),

@@ -258,12 +258,18 @@ def _each(where: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _not_imported(target: str) -> str | None:
-    """Import a function's module; return the reason why the function cannot be used, or None."""
+    """Import a function's module; return the reason why the function cannot be used, or None.
+
+    The generators are restored, since the module may draw from them while it is imported.
+    """
+    from comgra_decl.hooks.probing.seclusion import generators_kept
+
     module, _, name = target.rpartition(".")
     if not module or not all(part.isidentifier() for part in target.split(".")):
         return None  # malformed, already reported
     try:
-        home = import_module(module)
+        with generators_kept([]):
+            home = import_module(module)
     except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's own code)
         if isinstance(error, ModuleNotFoundError) and error.name == "captum":
             return "needs Captum, which is not installed: pip install 'comgra-decl[captum]'"

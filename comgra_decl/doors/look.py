@@ -14,6 +14,7 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,12 +81,14 @@ class Look(Run):
             was called.
         changes: a sentence about what each change has changed.
         model_calls: the calls of the model that the method has made; see `calls`.
+        kept: the number of positions in the caches at the end, by module, where that is known.
     """
 
     step = 0
     output: Any = None
     changes: Sequence[str] = ()
     model_calls: Sequence[ModelCall] = ()
+    kept: Mapping[str, int] = MappingProxyType({})
 
     @property
     def calls(self) -> pd.DataFrame:
@@ -115,7 +118,10 @@ class Look(Run):
     def sequence(self, node: str, role: str = "output", *, of: str = "forward") -> NDArray[Any]:
         """Return a tensor of all calls that a method has made, joined along the positions.
 
-        Where several calls compute the same position, as without a cache, the first one counts.
+        Where several calls compute the same position, as without a cache, the last one counts. A
+        call that begins at a position replaces all that earlier calls have computed from there on,
+        and what the method has cut off its cache in the end is omitted: such positions belong to
+        tokens that were proposed and rejected (speculative decoding).
 
         Args:
             node: the node.
@@ -133,10 +139,10 @@ class Look(Run):
         slot = self.slot(node, role=role, of=of)
         (kind,) = self.types
         parts: dict[int, NDArray[Any]] = {}
+        most = None
         for step in slot.shapes(type=kind).index:
-            positions = (
-                self.model_calls[int(step) - self.step].positions if self.model_calls else None
-            )
+            call = self.model_calls[int(step) - self.step] if self.model_calls else None
+            positions = None if call is None else call.positions
             value = slot.value(int(step), type=kind)
             if positions is None or value.ndim < 2 or value.shape[1] != len(positions):
                 raise CallError(
@@ -144,8 +150,11 @@ class Look(Run):
                     "sequence needs [samples, positions, ...]; read it with "
                     f"slot({node!r}).value({step}, type={kind!r})"
                 )
-            for place, position in enumerate(positions):
-                parts.setdefault(position, value[:, place])
+            parts = {at: part for at, part in parts.items() if at < positions.start}
+            parts |= {at: value[:, place] for place, at in enumerate(positions)}
+            most = self.kept.get(call.module) if call is not None else None
+        if most is not None:
+            parts = {at: part for at, part in parts.items() if at < most}
         if len({part.shape for part in parts.values()}) > 1:
             raise CallError(f"{node}, {role} does not have the same samples in all calls")
         return np.stack([parts[position] for position in sorted(parts)], axis=1)
@@ -283,7 +292,7 @@ def look(
             raise CallError(str(error)) from error
         raise
     found.step = step
-    found.output, found.model_calls = called.output, called.calls
+    found.output, found.model_calls, found.kept = called.output, called.calls, called.kept
     found.changes = [] if changed is None else changed.said()
     remove_with(found, folder)
     return found
@@ -312,16 +321,30 @@ def _check(model: object, loss: object) -> None:
 def _check_method(
     model: nn.Module, name: object, *, loss: object, pictures: Mapping[str, Any]
 ) -> None:
-    method = getattr(unwrapped(model), name, None) if isinstance(name, str) else None
+    inner = unwrapped(model)
+    kind, method = type(inner), None
+    there = isinstance(name, str) and inspect.getattr_static(kind, name, None) is not None
+    if isinstance(name, str) and not isinstance(inspect.getattr_static(kind, name, None), property):
+        method = getattr(inner, name, None)
     if not callable(method):
-        known = [n for n in dir(type(model)) if not n.startswith("_")]
-        near = did_you_mean(name, known) if isinstance(name, str) else ""
+        known = [n for n in dir(kind) if not n.startswith("_") and callable(getattr(kind, n))]
+        what = f"{shown(name)}, which is no method" if there else shown(name)
+        near = did_you_mean(name, known) if isinstance(name, str) and not there else ""
         raise CallError(
-            f"call must name a method of {type(model).__name__}, such as 'generate', got "
-            f"{shown(name)}{near}"
+            f"call must name a method of {kind.__name__}, such as 'generate', got {what}{near}"
         )
     if name == "forward":
         return
+    for test, what in (
+        (inspect.isgeneratorfunction, "yields its results"),
+        (inspect.isasyncgenfunction, "yields its results"),
+        (inspect.iscoroutinefunction, "is a coroutine"),
+    ):
+        if test(inspect.unwrap(method)):
+            raise CallError(
+                f"call={name!r} {what}, so that its calls of the model would be made after this "
+                "one; name a method that returns its result"
+            )
     if loss is not None:
         raise CallError(
             f"a loss belongs to one call of the model, but {name!r} makes several. Look at its "
@@ -410,6 +433,11 @@ def _checked_pictures(pictures: object) -> dict[str, Any]:
     for name, picture in given.items():
         if not isinstance(picture, Mapping):
             raise CallError(f"pictures[{name!r}] must be a mapping, got {shown(picture)}")
+        if "of" in picture:
+            raise CallError(
+                f"pictures[{name!r}].of: there are no probes, because the samples are those of the "
+                "call; leave it out"
+            )
     return dict(given)
 
 
@@ -499,6 +527,7 @@ class _Called:
         changed: makes the changes; None without any.
         calls: the calls of the model that the method has made.
         output: what the method has returned, or None for "forward".
+        kept: the number of positions in the caches at the end, by module; see `MethodCalls.kept`.
     """
 
     own: CleanCopy
@@ -508,6 +537,7 @@ class _Called:
     changed: ChangedCalls | None
     calls: list[ModelCall] = field(default_factory=list)
     output: Any = None
+    kept: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def leaves(self) -> list[torch.Tensor]:
@@ -541,13 +571,16 @@ class _Called:
 
         calls = MethodCalls(self.own, begin=begin, end=end or (lambda: None))
         with calls.followed():
-            return getattr(module, self.method)(*self.args, **self.kwargs)
+            output = getattr(module, self.method)(*self.args, **self.kwargs)
+        self.kept = calls.kept
+        return output
 
 
 def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) -> Path:
     """Call the copy of `model`, record the call, and return the folder of the run."""
     module = called.own.module
-    session = _CallSession(spec, context=RunContext(), model=module)
+    single = called.method == "forward"
+    session = _CallSession(spec, context=RunContext(), model=module, single=single)
 
     def begun(call: ModelCall) -> None:
         called.calls.append(call)
@@ -565,7 +598,9 @@ def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) 
                 _check_graph(value, model)
                 _backward(value.reshape(()), called.leaves)
                 session.end_call()
-        if called.method != "forward":
+        if not single and not called.calls:
+            session.never_called(called.method)
+        if not single:
             called.output = output
     finally:  # also ends the writer's thread if the session failed to start
         environment.recorded(session, False)
@@ -638,9 +673,15 @@ class _CallSession(Session):
 
     _in_batch_order = True  # all samples are recorded
 
-    def __init__(self, spec: Spec, *, context: RunContext, model: nn.Module) -> None:
+    def __init__(self, spec: Spec, *, context: RunContext, model: nn.Module, single: bool) -> None:
         super().__init__(spec, context=context)
         self._model = model
+        self._single = single
+        self._uncalled: str | None = None
+
+    def never_called(self, method: str) -> None:
+        """Say that a method has called no module."""
+        self._uncalled = method
 
     def _rank(self) -> Rank | None:
         """Return None: each process of a distributed job looks on its own."""
@@ -652,6 +693,8 @@ class _CallSession(Session):
         manager.begin_at(schedule.steps[0] if schedule.steps else schedule.first - 1)
         manager.expect(self._model)
         manager.probe_single_call()
+        if not self._single:
+            manager.only_evaluate()
         return manager
 
     def end_call(self) -> None:
@@ -675,6 +718,11 @@ class _CallSession(Session):
             raise CallError(f"the call could not be recorded: {self._fault}") from self._fault
         assert isinstance(self.path, Path)
         run = Run(self.path)
+        if len(run.records) == 0 and self._uncalled is not None:
+            raise CallError(
+                f"nothing was recorded: {self._uncalled!r} has called neither the model nor a part "
+                "of it"
+            )
         if len(run.records) == 0:
             raise CallError(
                 "nothing was recorded: the model has no tensors, or the spec selects none of them. "

@@ -255,6 +255,8 @@ def harvest(
             harvesting into the folder.
     """
     _check_arguments(role=role, dtype=dtype, rows=rows)
+    if not isinstance(batches, Iterable):
+        raise HarvestError(f"batches must be a data loader or a list, got {shown(batches)}")
     folder = Path(path)
     modules = _selected(model, select)
     if folder.exists() and not folder.is_dir():
@@ -346,6 +348,10 @@ def _harvest(
     for number, batch in enumerate(batches):
         if number < first[0]:
             continue
+        if batch is None or isinstance(batch, (str, bytes, bool, int, float)):
+            raise HarvestError(
+                f"batch {number} is {shown(batch)}, not a tensor, or a tuple or mapping of tensors"
+            )
         found = _called(model, modules, batch, role)
         table, index = _rows(found, number, features=features, mask=_mask_of(mask, batch))
         if writer is None:
@@ -474,6 +480,8 @@ def _rows(
     places: tuple[int, ...] | None = None
     where = ""
     for path, value in found.items():
+        if features in (0, -value.dim()):
+            raise HarvestError(f"{path!r}: dim {features} contains the samples, not features")
         if not -value.dim() <= features < value.dim() or value.dim() < 2:
             raise HarvestError(f"{path!r} has the shape {list(value.shape)}: no dim {features}")
         value = value.movedim(features, -1)

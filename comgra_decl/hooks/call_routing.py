@@ -170,6 +170,8 @@ class CallRouter:
 
     def _call(self, root: nn.Module, top: Top) -> Call:
         gradient, training_mode = torch.is_grad_enabled(), in_training(root)
+        if self._roots.only_evaluated:
+            return Call(id(root), RootCall.UNDECIDED, bool(top.parametric), gradient, False)
         kind = self._roots.kind(root, training_mode=training_mode, gradient=gradient)
         call = Call(id(root), kind, bool(top.parametric), gradient, training_mode)
         if kind is RootCall.EVALUATION and self._is_in_closure(call):

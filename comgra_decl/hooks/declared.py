@@ -161,6 +161,7 @@ class Declared:
             direct=followed.direct,
             held=followed.held,
             together=followed.together,
+            warn=self._reporter.warn,
             on_fault=on_fault,
         )
         self.beside = Beside(

@@ -375,6 +375,10 @@ class HookManager:
         """Record calls of a model even if it has no parameters; call it before `attach`."""
         self._declared.tracer.expected = weakref.ref(model)
 
+    def only_evaluate(self) -> None:
+        """Record all calls as evaluations, even in training mode; call it before `attach`."""
+        self._roots.only_evaluated = True
+
     def probe_single_call(self) -> None:
         """Run the probes after the only call that is recorded; call it before `attach`."""
         if self._train.probing is not None:

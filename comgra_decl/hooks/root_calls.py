@@ -27,6 +27,7 @@ class RootCalls:
     Attributes:
         evaluating: whether a model in training was switched to evaluation mode.
         maybe: whether a model was switched to evaluation mode before any training.
+        only_evaluated: whether all calls are an evaluation, whatever the modes of the modules.
     """
 
     def __init__(self, owners: Owners, *, held_in: Callable[[nn.Module], Collection[int]]) -> None:
@@ -36,6 +37,7 @@ class RootCalls:
         self._tuned: dict[int, weakref.ref[nn.Module]] = {}  # trained in evaluation mode
         self.evaluating = False
         self.maybe = False
+        self.only_evaluated = False
 
     @property
     def training(self) -> bool:

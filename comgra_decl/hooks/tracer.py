@@ -87,6 +87,7 @@ class ModuleTracer:
         direct: is notified of module calls, to distinguish them from direct calls to `forward`.
         held: returns the ids of the parameters held by optimizers.
         together: lock held while it is decided which thread's calls are followed.
+        warn: called with what does not fit the model's inputs.
         on_fault: called with exceptions raised by tracing itself, which never reach the program.
 
     Attributes:
@@ -110,6 +111,7 @@ class ModuleTracer:
         direct: DirectCalls,
         held: Callable[[], Collection[int]],
         together: AbstractContextManager[Any],
+        warn: Callable[[str], None],
         on_fault: Callable[[BaseException], None],
     ) -> None:
         self._calls = calls
@@ -126,7 +128,7 @@ class ModuleTracer:
         self._plans: dict[int, ModulePlan] = {}
         self.recorder = TensorRecorder(on_fault=on_fault)
         self._recomputed = Recomputed(self.recorder, on_fault=on_fault)
-        self._ends = Ends(spec, recorder=self.recorder, on_fault=on_fault)
+        self._ends = Ends(spec, recorder=self.recorder, warn=warn, on_fault=on_fault)
         self._in_model = False  # whether the root being called has parameters, unlike a loss
         self.parameters = Parameters(held=held, on_fault=on_fault)
         self.thread = 0

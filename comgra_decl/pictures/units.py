@@ -105,14 +105,19 @@ def spectrum(weight: NDArray[np.floating]) -> Floats:
     return singular
 
 
-def loss_cam(output: NDArray[np.floating], gradient: NDArray[np.floating]) -> Floats:
-    """Return the Grad-CAM of the loss, [samples, ...], for a layer [samples, channels, ...].
+def loss_cam(output: NDArray[np.floating], gradient: NDArray[np.floating], axis: int) -> Floats:
+    """Return the Grad-CAM of the loss for a layer, [samples, ...], without the channels.
 
     Negative values support a small loss. As in Selvaraju et al. (2017), without the final ReLU.
+
+    Args:
+        output: the layer's output, [samples, ...].
+        gradient: the gradient of the loss with respect to it.
+        axis: the axis of the channels.
     """
-    over = tuple(range(2, output.ndim))
+    over = tuple(i for i in range(1, output.ndim) if i != axis)
     weights = gradient.astype(np.float64).mean(over, keepdims=True)
-    cam: Floats = (weights * output.astype(np.float64)).sum(1)
+    cam: Floats = (weights * output.astype(np.float64)).sum(axis)
     return cam
 
 

@@ -15,11 +15,12 @@ from comgra_decl.errors import (
     needed,
     shown,
 )
-from comgra_decl.records import AGGREGATES, SlotInfo
+from comgra_decl.records import AGGREGATES, SAMPLE, SlotInfo
 from comgra_decl.store import levels
 from comgra_decl.store.levels import SPAN, reduced
 
 from . import derived, unusual
+from .preview import axis_names
 from .snapshot import Snapshot, aggregate
 
 if TYPE_CHECKING:
@@ -89,6 +90,18 @@ class Arrays:
     def slots(self) -> list[SlotInfo]:
         """All slots; the list index of each is its id."""
         return self._snapshot.view.slots
+
+    def axes(self, slot: int) -> tuple[str, ...]:
+        """Return the names of a slot's dimensions, as its values and previews have them.
+
+        Args:
+            slot: its id.
+        """
+        info = self.slots[slot]
+        batch = info.batch_dim
+        dims = info.shape if batch is None else info.shape[:batch] + info.shape[batch + 1 :]
+        names = axis_names(self._snapshot, info, dims, whole_numbers="int" in info.dtype)
+        return names if batch is None else (SAMPLE, *names)
 
     def row(self, step: int, *, over_batch: str = "mean", type: str | None = None) -> Rows:
         """Return all statistics of the slots recorded at a step."""

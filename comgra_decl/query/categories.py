@@ -11,7 +11,6 @@ from comgra_decl.pictures import predictions, separation
 from comgra_decl.records import SAMPLE
 
 from .picture import Picture
-from .preview import axis_names
 from .recorded_values import RecordedValues
 
 _QUANTITIES = ("variability collapse", "silhouette", "effective rank")
@@ -45,7 +44,7 @@ def concept_vectors(read: RecordedValues, step: int | None, node: str | None) ->
         "fitted": int((~held_out).sum()),
         "tested": int(held_out.sum()),
     }
-    dims = axis_names(read.slot(wanted), value.shape[1:], whole_numbers=False)
+    dims = read.axes(read.slot(wanted), value.shape[1:])
     vectors = vectors.reshape(len(names), *value.shape[1:])
     labels: dict[str, list[Any]] = {"category": names}
     return Picture("concept_vectors", vectors, ("category", *dims), wanted, at, labels, facts)

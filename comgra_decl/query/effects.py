@@ -138,7 +138,7 @@ def _columns(places: list[list[Any]], axes: list[str], module: str) -> pd.DataFr
 def induction_table(snapshot: Snapshot, step: int | None, type_: str | None) -> pd.DataFrame:
     """Return the induction score of each attention head; see `Run.induction`."""
     slots = snapshot.view.slots
-    patterns = [slot for slot in slots if _is_attention(slot)]
+    patterns = [slot for slot in slots if _is_attention(snapshot, slot)]
     rows = []
     for record in snapshot.records(type_).tolist() if patterns else ():
         at = int(snapshot.steps[record])
@@ -184,12 +184,12 @@ def _by_sample(weights: NDArray[Any], snapshot: Snapshot, record: int) -> NDArra
     return weights.reshape(int(size), -1, *weights.shape[-2:])[samples]
 
 
-def _is_attention(slot: SlotInfo) -> bool:
+def _is_attention(snapshot: Snapshot, slot: SlotInfo) -> bool:
     if slot.key.pass_ != "forward" or slot.kind != "computed":
         return False
     if slot.batch_dim != 0 and (slot.batch_dim is not None or len(slot.shape) != 3):
         return False
-    names = axis_names(slot, slot.shape[1:], whole_numbers=False)
+    names = axis_names(snapshot, slot, slot.shape[1:], whole_numbers=False)
     return names[-2:] == ("query", "key")
 
 

@@ -7,9 +7,9 @@ import numpy as np
 from comgra_decl.errors import UnknownNameError, shown
 from comgra_decl.pictures import units
 from comgra_decl.records import SAMPLE
+from comgra_decl.spec.axes import unit_axis
 
 from .picture import Picture
-from .preview import axis_names
 from .recorded_values import PLACES, RecordedValues
 
 
@@ -19,7 +19,7 @@ def feature_maps(read: RecordedValues, step: int | None, node: str | None) -> Pi
     values = read.value(wanted, at)
     if values.ndim < 3:
         raise UnknownNameError(f"{wanted!r} has no maps; its output is {[*values.shape]}.")
-    names = axis_names(read.slot(wanted), values.shape[1:], whole_numbers=False)
+    names = read.axes(read.slot(wanted), values.shape[1:])
     return Picture("feature_maps", values, (SAMPLE, *names), wanted, at, {SAMPLE: read.labels(at)})
 
 
@@ -40,10 +40,12 @@ def loss_cam(read: RecordedValues, step: int | None, node: str | None) -> Pictur
     output, gradient = slot.value(at, type=type_), slot.grad.value(at, type=type_)
     if output.ndim < 3:
         raise UnknownNameError(f"{wanted!r} has no places to map.")
-    cam = units.loss_cam(output, gradient)
-    names = axis_names(read.slot(wanted), output.shape[1:], whole_numbers=False)
+    names = read.axes(read.slot(wanted), output.shape[1:])
+    channels = unit_axis(names)
+    cam = units.loss_cam(output, gradient, 1 + channels)
+    names = (*names[:channels], *names[channels + 1 :])
     labels = {SAMPLE: read.run.samples(at, type=type_)["label"].tolist()}
-    return Picture("loss_cam", cam, (SAMPLE, *names[1:]), wanted, at, labels)
+    return Picture("loss_cam", cam, (SAMPLE, *names), wanted, at, labels)
 
 
 def spectrum(read: RecordedValues, step: int | None, node: str | None) -> Picture:

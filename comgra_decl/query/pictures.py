@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures import cloud, layouts, likeness
@@ -32,7 +31,6 @@ from .categories import concept_derivatives, concept_vectors, separability
 from .judgements import confident_errors, confusion, foreign_auroc, linear_probe, reliability
 from .layer_pictures import feature_maps, filters, flow, loss_cam, spectrum
 from .picture import Picture
-from .preview import axis_names
 from .recorded_lens import lens_from_records
 from .recorded_values import PLACES, RecordedValues
 from .similarities import layers_alike, steps_alike
@@ -181,7 +179,7 @@ class Pictures:
             part = beside.get(slot.key._replace(role=slot.key.role + end))
             if part is not None:
                 facts[fact] = self._snapshot.view.value(record, part.id)
-        dims = _dims_of(slot, values, facts)
+        dims = _dims_of(self._read.axes(slot, values.shape[1:]), facts)
         labels: dict[str, list[Any]] = {SAMPLE: self._run.samples(at, type=type_)["label"].tolist()}
         if EXPLAINED in dims:
             labels[EXPLAINED] = facts["positions"]
@@ -300,9 +298,8 @@ class Pictures:
         return likeness.cka(self._read.value(first, at), self._read.value(second, at))
 
 
-def _dims_of(slot: SlotInfo, values: NDArray[Any], facts: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names of the axes of a recorded picture, without that of the samples."""
-    dims = axis_names(slot, values.shape[1:], whole_numbers=False)
+def _dims_of(dims: tuple[str, ...], facts: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a recorded picture's value dims, by those of its tensor."""
     if facts.get("method") in _MAPS and len(dims) <= len(PLACES):
         dims = PLACES[-len(dims) :] if len(dims) > 1 else ("length",)
     if facts.get("method") == "logit_lens" and dims:

@@ -77,7 +77,7 @@ def preview(snapshot: Snapshot, slot: SlotInfo, step: int, type_: str | None) ->
     record = snapshot.record(step, type_)
     values = snapshot.view.value(record, slot.id)
     if values is not None:
-        return _whole(slot, values, step)
+        return _whole(snapshot, slot, values, step)
     for near in _nearest(snapshot, record, type_):
         found = snapshot.view.preview(near, slot.id)
         if found is not None:
@@ -97,11 +97,11 @@ def _nearest(snapshot: Snapshot, record: int, type_: str | None) -> Iterator[int
     yield from records[later:].tolist()
 
 
-def _whole(slot: SlotInfo, values: NDArray[Any], step: int) -> Preview:
+def _whole(snapshot: Snapshot, slot: SlotInfo, values: NDArray[Any], step: int) -> Preview:
     batched = slot.batch_dim is not None
     values = values if batched or values.ndim < 2 else values[0]  # stored as a single sample
     dims = values.shape[1:] if batched else values.shape
-    names = axis_names(slot, dims, whole_numbers=values.dtype.kind in "iu")
+    names = axis_names(snapshot, slot, dims, whole_numbers=values.dtype.kind in "iu")
     names = (SAMPLE, *names) if batched else names
     meanings = [Axis(name, "all", size) for name, size in zip(names, values.shape, strict=True)]
     if batched and slot.shape and slot.batch_dim is not None:
@@ -110,7 +110,9 @@ def _whole(slot: SlotInfo, values: NDArray[Any], step: int) -> Preview:
     return Preview(step, values, tuple(meanings), whole=True, image=slot.image)
 
 
-def axis_names(slot: SlotInfo, dims: tuple[int, ...], *, whole_numbers: bool) -> tuple[str, ...]:
+def axis_names(
+    snapshot: Snapshot, slot: SlotInfo, dims: tuple[int, ...], *, whole_numbers: bool
+) -> tuple[str, ...]:
     """Return the names of a slot's value dims."""
     if slot.batch_dim is None and slot.shape == ():
         return ("value",) * len(dims)
@@ -123,4 +125,5 @@ def axis_names(slot: SlotInfo, dims: tuple[int, ...], *, whole_numbers: bool) ->
         whole_numbers=whole_numbers,
         batched=slot.batch_dim is not None,
         declared=slot.axes,
+        channels_last=snapshot.channels_last.get(slot.id),
     )

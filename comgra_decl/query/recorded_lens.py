@@ -32,6 +32,7 @@ def lens_from_records(read: RecordedValues, step: int | None, node: str | None) 
     last = model.output(stack[-1])
     assert last is not None  # the stack has only recorded layers
     norm, normalise = model.norm(last, logits, weight, bias, head)
+    length, kept = last.shape[1], logits.shape[1]
     layers = stack if node is None else [node]
     found, tokens, ranks = [], [], []
     best = logits.argmax(-1)
@@ -44,6 +45,7 @@ def lens_from_records(read: RecordedValues, step: int | None, node: str | None) 
                 f"the output of {layer!r} has the shape {hidden.shape}, but the last layer of "
                 f"{stack[-1]!r} has {last.shape}."
             )
+        hidden = hidden[:, length - kept :]
         pairs = [
             _explained(normalise(h) @ weight.T + bias, b) for h, b in zip(hidden, best, strict=True)
         ]
@@ -51,6 +53,8 @@ def lens_from_records(read: RecordedValues, step: int | None, node: str | None) 
         tokens.append(np.stack([predicted for _, predicted, _ in pairs]))
         ranks.append(np.stack([rank for _, _, rank in pairs]))
     labels: dict[str, list[Any]] = {SAMPLE: read.labels(at)}
+    if kept < length:
+        labels["position"] = [*range(length - kept, length)]
     facts = {"norm": norm, "head": head}
     if node is not None:
         axes: tuple[str, ...] = (SAMPLE, "position")
@@ -122,7 +126,12 @@ class _Model:
         )
 
     def stack(self, shape: tuple[int, ...]) -> list[str]:
-        """Return the recorded layers of the stack with the most parameters, in order."""
+        """Return the recorded layers of the stack with the most parameters, in order.
+
+        Args:
+            shape: [samples, positions] of the head's output, which may have only the last ones, as
+                in `generate` of transformers.
+        """
         sizes = {
             m["path"]: sum(p["count"] for p in m["parameters"].values()) for m in self._modules
         }
@@ -149,7 +158,9 @@ class _Model:
 
     def _has_shape(self, node: str, shape: tuple[int, ...]) -> bool:
         output = self.output(node)
-        return output is not None and output.ndim == 3 and output.shape[:2] == shape
+        if output is None or output.ndim != 3:
+            return False
+        return output.shape[0] == shape[0] and output.shape[1] >= shape[1]
 
     def norm(
         self, last: NDArray[Any], logits: NDArray[Any], weight: Floats, bias: Floats, head: str
@@ -158,12 +169,13 @@ class _Model:
 
         Both are checked with the recorded outputs of the norm and of the head.
         """
+        start = last.shape[1] - logits.shape[1]
         named = [m for m in self._modules if "norm" in m["class"].lower()]
         for module in reversed(named):
             output = self.output(module["node"])
             if output is None or output.shape != last.shape:
                 continue
-            if not norms.follows(output[:1] @ weight.T + bias, logits[:1]):
+            if not norms.follows(output[:1, start:] @ weight.T + bias, logits[:1]):
                 continue
             eps = (module.get("settings") or {}).get("eps")
             found = norms.fitted(
@@ -175,7 +187,7 @@ class _Model:
             )
             if found is not None:
                 return str(module["node"]), found
-        if norms.follows(last[:1] @ weight.T + bias, logits[:1]):
+        if norms.follows(last[:1, start:] @ weight.T + bias, logits[:1]):
             return None, lambda hidden: hidden.astype(np.float64)
         raise UnknownNameError(
             f"no recorded norm leads from the last layer to {head!r}: a layer norm or an RMS norm "

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import PROBE_PREFIX, SlotInfo
 
+from .preview import axis_names
+
 if TYPE_CHECKING:
     from .run import Run
     from .snapshot import Snapshot
@@ -71,6 +73,10 @@ class RecordedValues:
         outputs = [role for role in roles if _OUTPUT.match(role)]
         first = outputs[0] if outputs and "output" not in outputs else "output"
         return self._snapshot.slot(node, first, 0, "forward")
+
+    def axes(self, slot: SlotInfo, dims: tuple[int, ...]) -> tuple[str, ...]:
+        """Return the names of the value dims of a tensor of numbers."""
+        return axis_names(self._snapshot, slot, dims, whole_numbers=False)
 
     def steps(self) -> list[int]:
         """Return the steps of the records, ascending."""

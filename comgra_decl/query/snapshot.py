@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import UnknownNameError, did_you_mean, is_one_of, shown
 from comgra_decl.records import AGGREGATES, PROBE_MODE, SlotInfo, SlotKey
+from comgra_decl.spec.axes import Layouts
 from comgra_decl.store.layout import RecordColumn
 
 from . import derived
@@ -32,6 +33,24 @@ class Snapshot:
     def by_key(self) -> dict[SlotKey, SlotInfo]:
         """All slots by key."""
         return {slot.key: slot for slot in self.view.slots}
+
+    @cached_property
+    def channels_last(self) -> dict[int, bool | None]:
+        """Whether the channels of each slot are last, as far as others of its shape tell, by id."""
+        layouts, found, given = Layouts(), {}, {}
+        for slot in self.view.slots:
+            if slot.kind in ("parameter", "buffer"):
+                continue
+            batch = slot.batch_dim
+            shape = slot.shape if batch is None else slot.shape[:batch] + slot.shape[batch + 1 :]
+            found[slot.id] = layouts.channels_last(shape)
+            layouts.add(shape, slot.module_class)
+            if slot.kind in ("input", "target"):
+                given[slot.id] = shape  # the layer that receives it has a slot of its own, later
+        for id_, shape in given.items():
+            if found[id_] is None:
+                found[id_] = layouts.channels_last(shape)
+        return found
 
     @cached_property
     def steps(self) -> NDArray[np.int64]:

@@ -13,7 +13,6 @@ from comgra_decl.records import INTERVENTION_PREFIX, SAMPLE
 from comgra_decl.spec.axes import unit_axis
 
 from .picture import Picture
-from .preview import axis_names
 from .recorded_values import RecordedValues
 
 _TOP = 8
@@ -111,5 +110,5 @@ def _axis(read: RecordedValues, node: str, value: NDArray[Any]) -> int:
     """Return the axis of a node's value [samples, ...] whose entries are its units."""
     if value.ndim < 2 or not value.size:
         raise UnknownNameError(f"{node!r} has the shape {value.shape}, so it has no units.")
-    names = axis_names(read.slot(node), value.shape[1:], whole_numbers=False)
+    names = read.axes(read.slot(node), value.shape[1:])
     return 1 + unit_axis(names)

@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from comgra_decl.errors import SpecError, did_you_mean
+from comgra_decl.errors import SpecError, did_you_mean, shown
 from comgra_decl.records import INTERVENTION_PREFIX
 from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 from comgra_decl.spec.keep import checked_target
@@ -607,6 +607,10 @@ def changes_from(given: object) -> list[ChangeSpec]:
         SpecError: they are invalid.
     """
     listed = [given] if isinstance(given, Mapping) else given
+    if not isinstance(listed, (list, tuple)):
+        example = '{"select": "blocks.3", "do": "zero"}'
+        what = f"must be a mapping, or a list of several, got {shown(given)}"
+        raise SpecError([f"changes: {what}; for example {example}"])
     try:
         return TypeAdapter(list[ChangeSpec]).validate_python(listed)
     except ValidationError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from comgra_decl.bins import Spacing
-from comgra_decl.errors import did_you_mean
+from comgra_decl.errors import did_you_mean, shown
 from comgra_decl.spec.base import Bool, Int, Number, SpecModel
 
 _FORBIDDEN = re.compile(r"[/\\\x00-\x1f\x7f]")
@@ -51,10 +52,17 @@ RankNumber = Annotated[Int, Field(ge=0)]
 Dimension = Annotated[str, Field(min_length=1)]
 
 
+def _distinct(names: list[str]) -> list[str]:
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"names {twice!r} twice")
+    return names
+
+
 class OnePerSpec(SpecModel):
     """Record one rank of each group of a device mesh."""
 
-    one_per: Dimension | Annotated[list[Dimension], Field(min_length=1)]
+    one_per: Dimension | Annotated[list[Dimension], Field(min_length=1), AfterValidator(_distinct)]
     """Dimensions of the mesh. Of the ranks that differ only in their coordinates along these
     dimensions, the first one is recorded."""
 
@@ -62,6 +70,15 @@ class OnePerSpec(SpecModel):
     def names(self) -> list[str]:
         """The dimensions as a list."""
         return [self.one_per] if isinstance(self.one_per, str) else self.one_per
+
+
+def _only_one_per(value: object) -> object:
+    """Refuse a mapping with other keys in words that do not list all other forms."""
+    if isinstance(value, Mapping) and {*value} != {"one_per"}:
+        wrong = next((key for key in value if key != "one_per"), None)
+        near = did_you_mean(wrong, ["one_per"])
+        raise ValueError(f"a mapping must have the key 'one_per' alone, got {shown(wrong)}{near}")
+    return value
 
 
 class RunSpec(SpecModel):
@@ -79,12 +96,13 @@ class RunSpec(SpecModel):
     """Name of the run's own folder; null for the start time. If the folder exists, a number is
     appended."""
 
-    ranks: (
+    ranks: Annotated[
         Literal["all", "first"]
         | RankNumber
         | Annotated[list[RankNumber], Field(min_length=1)]
-        | OnePerSpec
-    ) = "all"
+        | OnePerSpec,
+        BeforeValidator(_only_one_per),
+    ] = "all"
     """Which processes of a distributed training job to record, each to its own database: `all`,
     `first`, one rank, a list such as `[0, 3]`, or one of each group of a device mesh, such as
     `{one_per: tp}` (see docs/ranks.md)."""

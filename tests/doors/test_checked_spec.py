@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import comgra_decl as comgra
 from comgra_decl.doors.script import main
@@ -160,3 +163,22 @@ def test_the_command_line_says_all_at_once(
         main(["schedule.every=0", "rules.dead_unit={}", str(script)])
     assert ended.value.code == 2
     assert "the spec has 2 problems" in capsys.readouterr().err
+
+
+def test_a_module_that_draws_numbers_while_it_is_imported_does_not_disturb_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["import random", "import numpy", "import torch"]
+    lines += ["random.random(), numpy.random.rand(), torch.rand(1)", "def f(x): return x.sum()"]
+    (tmp_path / "drawing.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    spec = {
+        "run": {"root": str(tmp_path)},
+        "stats": ["mean", {"name": "mine", "_target_": "drawing.f"}],
+    }
+    with comgra.trace(spec):
+        assert "drawing" in sys.modules
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert torch.equal(torch.get_rng_state(), before[2])

@@ -168,6 +168,45 @@ def test_values_of_all_calls_join_to_those_of_the_whole_sequence() -> None:
         whole.sequence("blocks.1")
 
 
+class Gradual(nn.Module):
+    """Calls itself twice, with or without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+    def twice(self, x: Tensor) -> Tensor:
+        return self(self(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_the_calls_of_a_method_are_evaluations_in_any_mode(training: bool, gradient: bool) -> None:
+    model, x = Gradual().train(training), torch.randn(2, 3)
+    with torch.set_grad_enabled(gradient):
+        found = comgra.look(model, x, spec=OUTPUTS, call="twice")
+    assert found.types == ["eval"]
+    assert set(found.slots["pass"]) == {"forward"}
+    assert set(found.notes()["type"]) == {"eval"}
+    once = model(x)
+    for step, expected in enumerate((once, model(once))):
+        value = found.slot("layer").value(step, type="eval")
+        np.testing.assert_array_equal(value, expected.detach())
+    assert model.training is training
+
+
+def test_a_generation_in_training_mode_reads_like_any_other() -> None:
+    model, tokens = small()
+    model.train()
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate")
+    assert torch.equal(found.output, model.generate(tokens))
+    assert found.sequence("blocks.1").shape == (3, LENGTH + NEW - 1, WIDTH)
+    assert len(found.slot("blocks.1").value(1, type="eval")) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_logit_lens_of_each_call_is_that_of_its_values(dtype: torch.dtype) -> None:
     model, tokens = small()
@@ -338,6 +377,40 @@ def test_a_key_is_a_position_of_the_whole_sequence() -> None:
     assert np.allclose(found.sequence("blocks.1"), value, atol=1e-6)
 
 
+def test_a_change_that_the_unchanged_text_is_too_short_for_says_so() -> None:
+    class Ending(Language):
+        """Ends at a token that follows if no layer's output is changed."""
+
+        end = -1
+
+        @torch.no_grad()
+        def generate(self, tokens: Tensor, new: int = NEW) -> Tensor:  # type: ignore[override]
+            for _ in range(new):
+                token = self(tokens)[:, -1].argmax(-1, keepdim=True)
+                tokens = torch.cat([tokens, token], 1)
+                if int(token[0, 0]) == self.end:
+                    break
+            return tokens
+
+    torch.manual_seed(0)
+    model, tokens = Ending().eval(), torch.randint(VOCABULARY, (1, LENGTH))
+    model.end = int(model.generate(tokens, 1)[0, -1])
+    steer = {"select": "blocks.1", "do": {"add": (20 * STEER).tolist()}}
+    assert comgra.look(model, tokens, call="generate", changes=steer).output.shape[1] > LENGTH + 1
+    mean = {"select": "blocks.0", "do": "mean"}
+    with pytest.raises(CallError, match="it has made fewer calls, as where the unchanged text"):
+        comgra.look(model, tokens, call="generate", changes=[steer, mean])
+
+
+def test_what_is_no_change_and_a_probe_for_a_picture_are_refused() -> None:
+    model, tokens = small()
+    with pytest.raises(SpecError, match="changes: must be a mapping, or a list of several, got 'a"):
+        comgra.look(model, tokens, changes="a")  # type: ignore[arg-type]
+    saliency = {"why": {"method": "saliency", "of": "eyes"}}
+    with pytest.raises(CallError, match=r"pictures\['why'\].of: there are no probes"):
+        comgra.look(model, tokens, pictures=saliency)
+
+
 def test_changes_of_a_single_call_have_the_gradients_of_plain_hooks() -> None:
     model, tokens = small()
 
@@ -401,6 +474,46 @@ def test_what_a_method_cannot_have_is_refused() -> None:
     zero = {"select": "embed", "do": "zero"}
     with pytest.raises(CallError, match="pictures are made of the unchanged model"):
         comgra.look(model, tokens, pictures=saliency, changes=zero)
+
+
+class Unusual(Gradual):
+    """Methods whose calls of the model cannot be recorded."""
+
+    @property
+    def size(self) -> int:
+        return 3
+
+    def stream(self, x: Tensor) -> Iterator[Tensor]:
+        yield self(x)
+
+    async def later(self, x: Tensor) -> Tensor:
+        return self(x)
+
+    def computed(self, x: Tensor) -> Tensor:
+        return x @ self.layer.weight
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("size", "such as 'generate', got 'size', which is no method$"),
+        ("__doc__", "got '__doc__', which is no method$"),
+        ("stream", "call='stream' yields its results, so that its calls of the model"),
+        ("later", "call='later' is a coroutine, so that its calls of the model"),
+        ("computed", "nothing was recorded: 'computed' has called neither the model nor a part"),
+        ("twise", "got 'twise'; did you mean 'twice'"),
+    ],
+)
+def test_a_method_whose_calls_cannot_be_recorded_is_refused(name: str, message: str) -> None:
+    with pytest.raises(CallError, match=message):
+        comgra.look(Unusual(), torch.randn(2, 3), spec=OUTPUTS, call=name)
+
+
+def test_a_method_of_one_object_alone_is_recorded() -> None:
+    model, x = Gradual(), torch.randn(2, 3)
+    model.once = lambda x: x + 1  # type: ignore[assignment]
+    with pytest.raises(CallError, match="'once' has called neither the model"):
+        comgra.look(model, x, spec=OUTPUTS, call="once")
 
 
 # -- transformers ------------------------------------------------------------------------------
@@ -495,3 +608,61 @@ def test_an_encoder_and_beams_are_records_too() -> None:
     assert found.calls["first"].tolist() == [0, 0, 1, 2]
     assert found.slot("decoder.block.0.layer.0.SelfAttention.q").value(2, type="eval").shape[0] == 4
     assert found.sequence("decoder.block.0.layer.0.SelfAttention.q").shape == (4, 3, WIDTH)
+
+
+@pytest.mark.slow  # imports transformers
+def test_a_sequence_has_no_values_of_tokens_that_were_rejected() -> None:
+    model = llama(pytest.importorskip("transformers"))
+    tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
+    how = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    found = comgra.look(
+        model, tokens, spec=OUTPUTS, call="generate", prompt_lookup_num_tokens=3, **how
+    )
+    assert torch.equal(found.output, model.generate(tokens, **how))
+    calls = found.calls
+    assert (calls["first"].iloc[1:].to_numpy() <= calls["last"].iloc[:-1].to_numpy()).any()
+    whole = comgra.look(model, found.output[:, :-1], spec=OUTPUTS).slot("model.layers.1").value(0)
+    joined = found.sequence("model.layers.1")
+    assert joined.shape == whole.shape
+    np.testing.assert_allclose(joined, whole, atol=1e-5)
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("name", ["MambaForCausalLM", "Mamba2ForCausalLM"])
+def test_a_model_whose_cache_has_no_length_generates(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, name).config_class(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, state_size=4, num_hidden_layers=2, num_heads=4,
+        head_dim=8, n_groups=1, eos_token_id=1, pad_token_id=0, bos_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(config).eval()
+    tokens = torch.randint(3, VOCABULARY, (2, 5))
+    how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", **how)
+    assert torch.equal(found.output, model.generate(tokens, **how))
+    assert found.calls["first"].tolist() == [0, 5, 6, 7]
+    assert found.calls["last"].tolist() == [4, 5, 6, 7]
+    whole = comgra.look(model, found.output[:, :-1], spec=OUTPUTS).slot("backbone.layers.1")
+    joined = found.sequence("backbone.layers.1")
+    np.testing.assert_allclose(joined, whole.value(0, type="eval"), atol=1e-4)
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_the_lens_of_a_generation_has_the_positions_that_the_head_receives(
+    make: Callable[[Any], Any], cached: bool
+) -> None:
+    model = make(pytest.importorskip("transformers"))
+    spec = {"nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}}}
+    how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "use_cache": cached}
+    tokens = torch.randint(3, VOCABULARY, (2, LENGTH))
+    found = comgra.look(model, tokens, spec=spec, call="generate", **how)
+    whole = comgra.look(model, found.output, spec=spec).picture("lens_from_records", type="eval")
+    for step in range(NEW):
+        lens = found.picture("lens_from_records", step, type="eval")
+        at = LENGTH - 1 + step
+        np.testing.assert_allclose(lens.values, whole.values[:, :, at : at + 1], atol=1e-4)
+        received = at + 1 if step == 0 or not cached else 1
+        assert lens.labels.get("position", [0]) == [received - 1]

@@ -274,6 +274,7 @@ def test_batches_contain_every_row_once_in_order_or_shuffled(tmp_path: Path) -> 
         ({"select": "layers.0", "mask": "mask"}, "a batch has no 'mask'"),
         ({"select": "layers.0", "mask": lambda _: torch.arange(2)}, r"mask has the shape \[2\]"),
         ({"select": "layers.0", "features": 4}, r"no dim 4"),
+        ({"select": "layers.0", "features": 0}, "dim 0 contains the samples, not features"),
         ({"select": {"klass": "Linear"}}, "select: .*klass"),
         ({"select": "layers.0", "mask": lambda _: torch.ones(3, 4)}, "bools or whole numbers"),
     ],
@@ -281,6 +282,20 @@ def test_batches_contain_every_row_once_in_order_or_shuffled(tmp_path: Path) -> 
 def test_what_cannot_be_harvested_is_said(tmp_path: Path, asked: dict[str, Any], why: str) -> None:
     with pytest.raises(HarvestError, match=why):
         comgra.harvest(net(), words((3, 4)), tmp_path / "h", **asked)
+    assert not (tmp_path / "h").exists()
+
+
+@pytest.mark.parametrize(
+    ("batches", "why"),
+    [
+        (5, "batches must be a data loader or a list, got 5"),
+        (["text"], "batch 0 is 'text', not a tensor, or a tuple or mapping of tensors"),
+        ([None], "batch 0 is None, not a tensor"),
+    ],
+)
+def test_what_is_no_data_set_is_said(tmp_path: Path, batches: Any, why: str) -> None:
+    with pytest.raises(HarvestError, match=why):
+        comgra.harvest(net(), batches, tmp_path / "h", select="layers.0")
     assert not (tmp_path / "h").exists()
 
 

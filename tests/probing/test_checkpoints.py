@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,12 +291,28 @@ def with_sparse() -> nn.Module:
     return model
 
 
+def quantized() -> nn.Module:
+    """A frozen layer whose weights are packed, before one that is trained."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch recommends another package
+        packed = torch.ao.quantization.quantize_dynamic(
+            nn.Sequential(nn.Linear(3, 4)).eval(), {nn.Linear}, dtype=torch.qint8
+        )
+    return nn.Sequential(packed, Frozen(), nn.Linear(4, 2))
+
+
+class Frozen(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "distributed": (
         lambda: FullyShardedDataParallel(3, 2),
         "the parameters of FullyShardedDataParallel are distributed over processes",
     ),
     "a subclass": (with_subclass, "odd cannot be stored without changing it (Subclass, "),
+    "quantized": (quantized, "0.0 keeps its weights in an object of its own, as quantized layers"),
     "sparse": (with_sparse, "few cannot be stored without changing it (Tensor, torch.float32, "),
 }
 

@@ -322,3 +322,63 @@ def test_a_program_ends_before_training_if_a_dictionary_is_missing(
 def test_a_dictionary_belongs_to_a_probe(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"dictionaries.sae.of: there is no probe 'ears' \(eyes\)"):
         trained(tmp_path, sae={**SAE, "of": "ears"})
+
+
+class InPlace(Autoencoder):
+    """Its methods write to what they receive."""
+
+    def encode(self, x: Tensor) -> Tensor:
+        return super().encode(x.mul_(2))
+
+    def decode(self, features: Tensor) -> Tensor:
+        return super().decode(features.mul_(3))
+
+
+def in_place() -> InPlace:
+    return InPlace()
+
+
+def test_a_dictionary_that_writes_to_its_argument_changes_nothing(tmp_path: Path) -> None:
+    model, tokens = model_at_the_start()
+    plain = comgra.look(model, tokens)
+    described = {"sae": {"select": "mlps.1", "module": in_place()}}
+    found = comgra.look(model, tokens, dictionaries=described)
+    expected = in_place().encode(torch.from_numpy(plain.slot("mlps.1").value(0))).detach().numpy()
+    np.testing.assert_array_equal(found.slot("mlps.1.sae").value(0), expected)
+    sae = {**SAE, "load": {"_target_": f"{__name__}.in_place"}}
+    run, _ = trained(tmp_path / "with", sae=sae)
+    other, _ = trained(tmp_path / "without")
+    for node in ("mlps.1", "head"):
+        np.testing.assert_array_equal(
+            found.slot(node).value(0), plain.slot(node).value(0), err_msg=node
+        )
+        assert torch.equal(value(run, node), value(other, node)), node
+
+
+class Wrong(Autoencoder):
+    """Returns a pair instead of features."""
+
+    def encode(self, x: Tensor) -> Any:
+        return x, x
+
+
+@pytest.mark.parametrize(
+    ("dictionary", "message"),
+    [
+        (Autoencoder, "Autoencoder is a class; pass an object of it"),
+        (Autoencoder().double(), r"mlps.1.sae: encode of Autoencoder fails with a tensor of shape"),
+        (Wrong(), "mlps.1.sae: encode of Wrong must return a tensor, got tuple"),
+    ],
+)
+def test_a_dictionary_that_does_not_fit_says_so_in_a_look(dictionary: Any, message: str) -> None:
+    model, tokens = model_at_the_start()
+    described = {"sae": {"select": "mlps.1", "module": dictionary}}
+    with pytest.raises((CallError, SpecError), match=message):
+        comgra.look(model, tokens, dictionaries=described)
+
+
+def test_a_dictionary_of_another_width_names_both() -> None:
+    model, tokens = model_at_the_start()
+    described = {"sae": {"select": "mlps.1.0", "module": Autoencoder()}}
+    with pytest.raises(CallError, match=r"shape \[4, 5, 16\] and torch.float32: .*mat1 and mat2"):
+        comgra.look(model, tokens, dictionaries=described)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import comgra_decl as comgra
 from benchmarks.neutrality.zoo.kernels import declare_missing
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.module_tree import named_modules
@@ -377,3 +379,29 @@ def test_a_model_with_one_output_per_sample_needs_no_class() -> None:
     found = picture(model, x, method="saliency", target="label")
     same(found.maps[0].values, gradient(model, x, lambda out: out[:, 0]).abs(), 1e-12)
     assert "target" not in found.facts
+
+
+@pytest.mark.parametrize("picture", ["saliency", "input_x_gradient", "grad_cam"])
+def test_gradients_that_would_end_in_a_quantized_layer_are_refused(picture: str) -> None:
+    class Residual(nn.Module):
+        """The gradient passes by the quantized layer, without its part."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.layer = nn.Conv1d(2, 4, 1), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x).movedim(1, 2)
+            return (x + self.layer(x)).mean(1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch recommends another package
+        model = torch.ao.quantization.quantize_dynamic(
+            Residual().eval(), {nn.Linear}, dtype=torch.qint8
+        )
+    select = {"select": "conv"} if picture == "grad_cam" else {}
+    run = comgra.look(
+        model, torch.randn(2, 2, 5), pictures={"why": {"method": picture, "target": 1, **select}}
+    )
+    with pytest.raises(comgra.ComgraError, match="gradients end in layer, a quantized layer"):
+        run.picture("why", 0)

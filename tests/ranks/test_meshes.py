@@ -224,6 +224,19 @@ def test_a_dimension_that_the_declared_mesh_lacks_is_refused() -> None:
         load_spec(content)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "message"),
+    [
+        ({"one_per": ["tp", "tp"]}, "names 'tp' twice"),
+        ({"one-per": "tp"}, "the key 'one_per' alone, got 'one-per'; did you mean 'one_per'"),
+        ({}, "a mapping must have the key 'one_per' alone"),
+    ],
+)
+def test_a_group_that_is_written_wrongly_is_refused(ranks: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        load_spec({"run": {"ranks": ranks, "mesh": {"dp": 2, "tp": 4}}})
+
+
 def test_the_mesh_must_be_declared_to_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_change_that_nothing_depends_on_is_reported(tmp_path: Path) -> None:
     finding = reported(tmp_path, {"idle": {"select": "unused", "do": "zero"}})
     assert finding is not None
     assert (finding.severity, finding.first_step) == ("hint", 0)
+    assert str(finding.place) == "unused"
     assert finding.message.startswith(
         "At step 3, the intervention 'idle' did nothing: it changed 6 of 6 elements in 1 tensor by "
     )

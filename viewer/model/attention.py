@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Preview
-from comgra_decl.query.preview import axis_names
 from comgra_decl.records import Axis
 from comgra_decl.viewer.model.drawing import numbers
 from comgra_decl.viewer.model.runview import RunView, Slot
@@ -55,9 +54,7 @@ def layers(view: RunView) -> list[Slot]:
 def _is_attention(view: RunView, slot: Slot) -> bool:
     if slot.pass_ != "forward" or slot.kind != "computed" or slot.batch_dim is None:
         return False
-    info = view.run.arrays.slots[slot.id]
-    dims = tuple(n for i, n in enumerate(slot.shape) if i != slot.batch_dim)
-    return axis_names(info, dims, whole_numbers=False)[-2:] == _PAIR
+    return view.run.arrays.axes(slot.id)[-2:] == _PAIR
 
 
 def layer_at(view: RunView, at: Selection) -> Slot | None:

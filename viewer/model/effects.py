@@ -104,6 +104,18 @@ def effect_tables(view: RunView, probe: str, step: int) -> tuple[EffectTable, ..
     return tuple(found)
 
 
+def unmade(view: RunView, probe: str) -> tuple[tuple[str, str], ...]:
+    """Return the declared interventions on a probe that have no record, and why."""
+    made, warnings = view.run.interventions, (view.run.report or {}).get("warnings", ())
+    found = []
+    for name, spec in view.run.spec.interventions.items():
+        if spec.of != probe or name in made:
+            continue
+        reasons = [str(each) for each in warnings if f"intervention {name!r}" in str(each)]
+        found.append((name, "; ".join(reasons) or "The run has no record of it yet."))
+    return tuple(found)
+
+
 def place_effects(view: RunView, table: EffectTable, row: int, column: int) -> PlaceEffects | None:
     """Return the effects in the place of a cell; None if there is no such place."""
     facts = view.run.intervention_facts(table.name, table.step)

@@ -14,7 +14,7 @@ from comgra_decl.errors import ComgraError
 from comgra_decl.query.attributions import by_token
 from comgra_decl.records import MAXIMISED, PICTURE_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.model.clouds import Cloud, Clouds, NoCloud
-from comgra_decl.viewer.model.effects import EffectTable, effect_tables, probe_type_of
+from comgra_decl.viewer.model.effects import EffectTable, effect_tables, probe_type_of, unmade
 from comgra_decl.viewer.model.gallery import Tile, gallery
 from comgra_decl.viewer.model.images import flat, largest_magnitude, png, signed, veil
 from comgra_decl.viewer.model.landscapes import LANDSCAPES, Landscape, landscape
@@ -102,6 +102,7 @@ class Album:
         cloud: the selected node's cloud, or why there is none.
         computed: the pictures that the records suffice for.
         effects: the effects of the interventions on the probe.
+        unmade: the declared interventions on the probe that have no record, and why.
         tables: what is computed from the records of the step, for the samples and the node.
         exhibits: what the program has shown, at the last step up to the selected one.
     """
@@ -118,6 +119,7 @@ class Album:
     exhibits: tuple[Exhibit, ...] = ()
     lenses: tuple[Lens, ...] = ()
     tables: tuple[TableCard, ...] = ()
+    unmade: tuple[tuple[str, str], ...] = ()
 
 
 def _exhibits(view: RunView, step: int | None) -> tuple[Exhibit, ...]:
@@ -184,10 +186,15 @@ def album(
         exhibits,
         lenses(view, type_, step, sample, positions or {}),
         table_cards(view, type_, step, at.node),
+        unmade(view, type_.removeprefix(PROBE_PREFIX)),
     )
 
 
 # -- pictures ----------------------------------------------------------------------------------
+
+
+_MAGNITUDES = ("saliency", "attention_rollout")
+"""Methods whose pictures have no negative numbers."""
 
 
 def cards_of(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, ...]:
@@ -218,9 +225,10 @@ def cards_of(view: RunView, type_: str, step: int, sample: int) -> tuple[Card, .
         of_tokens = of_tokens and values.ndim < 3 + axis
         bound = _bound(view, slot, type_, of_tokens=of_tokens, of_rows=bool(positions))
         method = str(fact["method"]).rpartition(".")[2]
+        low = 0.0 if method in _MAGNITUDES else -bound
         title = f"{name}: {method}, {slot.node}"
         note = _note(view, fact, sample)
-        card = partial(Card, title, low=-bound, high=bound, note=note, name=name, node=slot.node)
+        card = partial(Card, title, low=low, high=bound, note=note, name=name, node=slot.node)
         if of_tokens and positions and len(positions) <= _MOST_EXPLAINED:
             table = _per_token(values, of_rows=True) / (bound or 1.0)
             named = _rows_of(view, fact, words, sample)

@@ -13,7 +13,8 @@ CSS = """
 .gallery { align-items: flex-start; display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px;
   max-height: 392px; overflow: auto; }
 .tile { background: none; border: 2px solid var(--line); border-radius: 8px; color: inherit;
-  cursor: pointer; font: inherit; padding: 6px; text-align: left; width: 108px; }
+  cursor: pointer; font: inherit; overflow-wrap: anywhere; padding: 6px; text-align: left;
+  width: 108px; }
 .tile[aria-pressed="true"] { border-color: #3f6fd8; }
 .tile.brushed { background: color-mix(in srgb, #3f6fd8 16%, transparent); }
 .tile img { display: block; image-rendering: pixelated; object-fit: contain; }

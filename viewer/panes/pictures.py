@@ -86,6 +86,7 @@ button[aria-pressed="true"]:not(.tile) { border-color: #3f6fd8; color: #3f6fd8; 
 .words span { border-radius: 3px; padding: 1px 4px; white-space: pre; }
 .ramp { background: linear-gradient(to right, #2463ad, #fff, #d1561f); display: inline-block;
   height: 8px; margin: 0 6px; width: 70px; }
+.ramp.up { background: linear-gradient(to right, #fff, #d1561f); }
 """
 
 _NO_PROBE = """
@@ -108,6 +109,11 @@ _NO_INTERVENTION = """
 <div class="card empty"><h3>No intervention is declared</h3><pre>interventions:
   no_mlp: {{of: {probe}, select: "**.mlp", do: zero}}
   units:  {{of: {probe}, select: {{class: Linear}}, do: zero, sweep: [node, feature]}}</pre></div>
+"""
+
+
+_NOT_MADE = """
+<div class="card empty"><h3>There is no intervention {name}</h3><p>{why}</p></div>
 """
 
 
@@ -256,7 +262,8 @@ def _page(
     pictures += [*map(lens_card, found.lenses), *map(landscape_card, found.landscapes)]
     if not pictures:
         empty.insert(0, _NO_PICTURE.format(probe=_e(found.probe)))
-    if not effects:
+    empty += [_NOT_MADE.format(name=_e(name), why=_e(why)) for name, why in found.unmade]
+    if not effects and not found.unmade:
         empty.append(_NO_INTERVENTION.format(probe=_e(found.probe)))
     assert found.cloud is not None  # a probe has one
     sprites = [tile.sprite for tile in found.tiles]
@@ -308,7 +315,8 @@ def _card(card: Card, veiled: str) -> str:
     """Return a card with a picture, as a veil over the image `veiled` if there is one."""
     if card.missing:
         return missing_card(card.title, card.missing)
-    ramp = f'{number(card.low, digits=3)}<span class="ramp"></span>{number(card.high, digits=3)}'
+    kind = "ramp" if card.low < 0 else "ramp up"
+    ramp = f'{number(card.low, digits=3)}<span class="{kind}"></span>{number(card.high, digits=3)}'
     note = f"<p>{_e(card.note)}</p>" if card.note else ""
     if card.rows:
         return (

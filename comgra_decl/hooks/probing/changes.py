@@ -135,7 +135,12 @@ def _from_clean(
 ) -> torch.Tensor:
     """Make a change that depends on the unchanged pass."""
     if clean is None:
-        raise ProbeError("the unchanged pass did not compute this tensor")
+        raise ProbeError(
+            "the unchanged pass did not compute this tensor: it has made fewer calls, as where the "
+            "unchanged text ends earlier"
+            if samples.start is not None
+            else "the unchanged pass did not compute this tensor"
+        )
     if isinstance(do, NoiseChange):
         return tensor + _repeated(_noise(do, clean), tensor, samples)
     if not clean.dim() or len(clean) != samples.count:

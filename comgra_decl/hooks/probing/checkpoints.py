@@ -12,7 +12,7 @@ from torch import nn
 from comgra_decl.errors import ProbeError, reason_of
 from comgra_decl.hooks.probing.copying import NotReadyError, check_whole, unwrapped
 from comgra_decl.hooks.probing.loading import named_tensors
-from comgra_decl.hooks.probing.packing import check_exact
+from comgra_decl.hooks.probing.packing import check_exact, with_packed_weights
 from comgra_decl.hooks.probing.replays import ANY_SIZE, Replays
 from comgra_decl.hooks.schedule.countdown import Countdown
 from comgra_decl.hooks.tensors.capture import StepCapture
@@ -119,6 +119,12 @@ class Checkpoints:
                 check_whole(module, inner)
                 if _has_ranks():
                     raise ProbeError("a model that several processes train has no checkpoints")
+                hidden = with_packed_weights(inner)
+                if hidden is not None:
+                    raise ProbeError(
+                        f"{hidden} keeps its weights in an object of its own, as quantized layers "
+                        "do, and not in parameters or buffers"
+                    )
                 model = _Model(inner)
                 if not self._models:
                     self._capture.begin()

@@ -38,15 +38,17 @@ class Features(nn.Module):
 
     Args:
         dictionary: what computes them. Its parameters are none of the copy's.
+        path: the path of the features, for messages.
 
     Attributes:
         found: the features of the call in progress, which others may replace afterwards.
     """
 
-    def __init__(self, dictionary: Dictionary) -> None:
+    def __init__(self, dictionary: Dictionary, *, path: str) -> None:
         super().__init__()
         self.found: torch.Tensor | None = None
         self._held = (dictionary,)
+        self._path = path
 
     @property
     def dictionary(self) -> Dictionary:
@@ -54,15 +56,40 @@ class Features(nn.Module):
         return self._held[0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the features of a tensor."""
-        with unseen():
-            self.found = self.dictionary.encode(x)
+        """Return the features of a tensor.
+
+        Raises:
+            ProbeError: the dictionary does not fit the tensor.
+        """
+        # A copy, because the model goes on with the tensor, to which `encode` may write.
+        self.found = self._called("encode", x.clone())
         return self.found
 
     def decode(self, features: torch.Tensor) -> torch.Tensor:
-        """Return the tensor that features describe."""
-        with unseen():
-            return self.dictionary.decode(features)
+        """Return the tensor that features describe.
+
+        Raises:
+            ProbeError: the dictionary does not fit the features.
+        """
+        return self._called("decode", features)
+
+    def _called(self, method: str, x: torch.Tensor) -> torch.Tensor:
+        try:
+            with unseen():
+                found = getattr(self.dictionary, method)(x)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            raise ProbeError(
+                f"{self._path}: {method} of {type(self.dictionary).__name__} fails with a tensor "
+                f"of shape {list(x.shape)} and {x.dtype}: {reason_of(error)}"
+            ) from error
+        if not isinstance(found, torch.Tensor):
+            raise ProbeError(
+                f"{self._path}: {method} of {type(self.dictionary).__name__} must return a tensor, "
+                f"got {type(found).__name__}"
+            )
+        return found
 
 
 class _Spliced:
@@ -144,6 +171,8 @@ def attach(
         SpecError: `place` does not select a single module, or the dictionary has no `encode` and
             `decode`.
     """
+    if isinstance(dictionary, type):
+        raise SpecError([f"{where}: {dictionary.__name__} is a class; pass an object of it"])
     lacks = [method for method in _METHODS if not callable(getattr(dictionary, method, None))]
     if lacks:
         raise SpecError(
@@ -161,7 +190,7 @@ def attach(
     if hasattr(host, name):
         raise SpecError([f"{where}: {paths[0]} has an attribute {name!r}; use another name"])
     path = f"{paths[0]}.{name}".removeprefix(".")
-    features = Features(dictionary)
+    features = Features(dictionary, path=path)
     features.training = host.training
     copy.adopt(path, features, host=host, name=name)
     host.forward = _Spliced(host, name, features, place=place, path=path)

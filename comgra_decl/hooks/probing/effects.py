@@ -125,10 +125,12 @@ def swept(
         ProbeError: the change is not possible, or its effect cannot be measured.
     """
     regions = [r for group in changed_groups(spec, edit, study) for r in group.regions]
+    again = [each.uncounted() for each in first]
 
-    def measured(here: Sequence[Region], places: Sequence[int]) -> torch.Tensor:
+    def measured(here: Sequence[Region], places: Sequence[int], counted: bool) -> torch.Tensor:
         placed = [r._replace(replica=at) for r, at in zip(here, places, strict=True)]
-        edits = [*first, replace(edit, regions=placed)]
+        own = edit if counted else edit.uncounted()
+        edits = [*again, replace(own, regions=placed)]
         with study.changed(edits, replicas=1 + len(here)) as output:
             return gauge(output, 1 + len(here))
 
@@ -139,8 +141,9 @@ def swept(
         if count > 2 and can_repeat([edit, *first], study):
             values = together(regions, measured, count=count, check=baseline)
         if values is None:
+            edit.tally.clear()
             values = torch.stack(
-                [_one(region, edit, study, first, gauge) - baseline for region in regions], 1
+                [_one(region, edit, study, again, gauge) - baseline for region in regions], 1
             )
     return Effects(values, baseline)
 
@@ -166,7 +169,7 @@ def _one(
 
 def together(
     items: Sequence[_Item],
-    measured: Callable[[Sequence[_Item], Sequence[int]], torch.Tensor],
+    measured: Callable[[Sequence[_Item], Sequence[int], bool], torch.Tensor],
     *,
     count: int,
     check: torch.Tensor,
@@ -179,7 +182,8 @@ def together(
 
     Args:
         items: what is changed, one item in each copy.
-        measured: makes a pass with items in these copies, and returns [1 + items, samples].
+        measured: makes a pass with items in these copies, and returns [1 + items, samples]; the
+            last argument says whether what it changes is counted.
         count: the number of copies in a pass.
         check: the measure of a pass with one copy.
 
@@ -190,10 +194,11 @@ def together(
     for begin in range(0, len(items), count - 1):
         here = items[begin : begin + count - 1]
         try:
-            values = measured(here, range(1, 1 + len(here)))
+            values = measured(here, range(1, 1 + len(here)), True)
             if not begin and not agree(values[0], check):
                 return None
-            back = values.flip(0) if begin else measured(here, [*reversed(range(len(here)))])
+            places = [*reversed(range(len(here)))]
+            back = values.flip(0) if begin else measured(here, places, False)
         except Exception:
             if begin:
                 raise
@@ -259,8 +264,9 @@ class Tapping(Numbered):
         tensor.register_hook(lambda gradient: self._keep(call, gradient))
         return with_tensor(value, found.tensor, tensor)
 
-    def _keep(self, call: Call, gradient: torch.Tensor) -> None:
-        self.gradients[call] = self._led(gradient.detach()).clone()
+    def _keep(self, call: Call, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:  # None behind layers without one, such as quantized ones
+            self.gradients[call] = self._led(gradient.detach()).clone()
 
 
 def estimated(
@@ -274,6 +280,7 @@ def estimated(
     Raises:
         ProbeError: the measure has no gradient, or the change is not possible.
     """
+    study.subject.check_gradients()
     tapping = Tapping(edit, edit.led)
     with torch.enable_grad(), study.changed(first, watch=tapping) as output:
         measures = gauge(output)[0]
@@ -330,7 +337,7 @@ def change_of(edit: Edit, call: Call, old: torch.Tensor, study: Study) -> torch.
     """Return the change of each element of a tensor, at least in float32."""
     clean = study.clean.get(call)
     new = edit.new(old, call, None if clean is None else edit.led(clean), study.samples)
-    edit.tally.add(old, new, None)
+    edit.tally.add(call, old, new, edit.where(call.path, old, study.modules.heads))
     return widened(new) - widened(old)
 
 

@@ -235,6 +235,11 @@ class Interventions:
         self._report(name, spec, made)
         return made
 
+    def place(self, name: str, study: Study) -> tuple[str, str]:
+        """Return the path of the first module that an intervention changes, and the role there."""
+        spec = self._declared[name]
+        return study.modules.selected(spec)[0], spec.role
+
     def _report(self, name: str, spec: InterventionSpec, made: Made) -> None:
         """Say once what has changed, and if nothing has."""
         facts, whose = made.facts, f"intervention {name!r}"

@@ -199,6 +199,13 @@ class _Steps(CallWatch):
         return found[::-1]
 
 
+def _is_linear(module: nn.Module) -> bool:
+    """Return whether a module is a linear layer, also a quantized one."""
+    return isinstance(module, nn.Linear) or (
+        type(module).__name__.endswith("Linear") and hasattr(module, "out_features")
+    )
+
+
 def _scales(step: _Step) -> bool:
     """Return whether a step depends on nothing but its tensor and numbers, unlike a layer."""
     others = [t for _, t in (*tensors_in(step.args), *tensors_in(step.kwargs))]
@@ -273,7 +280,7 @@ class _Calls:
             return output
         if path in self._layers and path not in self.outputs:
             self.outputs[path] = first.detach().clone()
-        norm, linear = "norm" in type(module).__name__.lower(), isinstance(module, nn.Linear)
+        norm, linear = "norm" in type(module).__name__.lower(), _is_linear(module)
         if given is not None and (norm or linear or path in self._named):
             self.calls.pop(path, None)  # the last call counts
             before, steps = self._path[path]

@@ -14,7 +14,7 @@ from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Drawn, Map, Point, Subject
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.records import MAXIMISED
-from comgra_decl.spec.axes import name_axes, unit_axis
+from comgra_decl.spec.axes import Layouts
 from comgra_decl.spec.pictures import MaximiseSpec
 
 _SEED = 0
@@ -118,6 +118,7 @@ class _Values:
     def __init__(self, path: str, units: torch.Tensor) -> None:
         self._path = path
         self._units = units
+        self._layouts = Layouts()
         self._means: torch.Tensor | None = None  # over all positions, [samples, units]
 
     @property
@@ -143,18 +144,14 @@ class _Values:
     def after(self, path: str, module: nn.Module, output: Any) -> Any:
         """Read an output, and return it unchanged."""
         first = next((t for _, t in tensors_in(output) if t.is_floating_point()), None)
+        dim, class_ = 0, type(module).__name__
+        if first is not None and first.dim() > 1:
+            dim = 1 + self._layouts.unit_dim(first.shape[1:], node=path, module_class=class_)
         if path != self._path or self._means is not None or first is None:
             return output
         if first.dim() < 2 or len(first) != len(self._units):
             raise ProbeError(f"{path} returns {list(first.shape)}, which has no units per sample")
-        names = name_axes(
-            tuple(first.shape[1:]),
-            kind="computed",
-            node=path,
-            role="output",
-            module_class=type(module).__name__,
-        )
-        apart = widened(first).movedim(1 + unit_axis(names), 1)
+        apart = widened(first).movedim(dim, 1)
         size = apart.shape[1]
         if int(self._units.max()) >= size:
             raise ProbeError(

@@ -54,6 +54,17 @@ class MethodCalls:
         self._begin = begin
         self._end = end
         self._ends: dict[str, int] = {}  # the position after the last one, by module
+        self._given: dict[str, Mapping[str, Any]] = {}  # the arguments of the last call, by module
+
+    @property
+    def kept(self) -> dict[str, int]:
+        """The number of positions that the caches contain, by module, where that is known.
+
+        It is smaller than what was computed if the method has cut off the last positions, as after
+        tokens that were proposed and rejected.
+        """
+        lengths = {path: _cached(given) for path, given in self._given.items()}
+        return {path: length for path, length in lengths.items() if length}
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -92,7 +103,7 @@ class MethodCalls:
         if start is None:
             before = self._ends.get(path)
             start = 0 if before is None else max(0, before + 1 - length)
-        self._ends[path] = start + length
+        self._ends[path], self._given[path] = start + length, kwargs
         return ModelCall(path, rows, range(start, start + length))
 
 
@@ -111,7 +122,10 @@ def _cached(kwargs: Mapping[str, Any]) -> int | None:
     cache: Any = next((kwargs[name] for name in _CACHES if kwargs.get(name) is not None), None)
     length = getattr(cache, "get_seq_length", None)
     if length is not None:
-        return int(length())
+        try:
+            return int(length())
+        except Exception:  # the cache of a model without attention, such as Mamba, has no length
+            return None
     if isinstance(cache, (tuple, list)):  # keys of the first layer: [..., positions, width]
         found = tensors_in(cache)
         return int(found[0][1].shape[-2]) if found and found[0][1].dim() >= 2 else None

@@ -128,6 +128,7 @@ def _gradient(
     spec: AttributionSpec,
 ) -> torch.Tensor:
     """Return the gradient of the explained numbers with respect to the value at a point."""
+    subject.check_gradients()
     leaf = point.value.detach().clone().requires_grad_()
     with torch.enable_grad():
         # a clone, because the model may change its input in place
@@ -228,6 +229,7 @@ def _cams(
     (Selvaraju et al. 2017, equations 1 and 2, without the final ReLU).
     """
     paths = subject.selected(spec.select)
+    subject.check_gradients()
     tap = Tap(frozenset(paths))
     with torch.enable_grad():
         explained = subject.explained(subject.call(tap=tap), classes, spec.target)
@@ -241,10 +243,14 @@ def _cams(
             raise ProbeError(f"{path} returns {list(output.shape)}, which has no positions to map")
         gradient = tap.gradients.get(path)
         if gradient is not None:
-            over = tuple(range(2, output.dim()))
+            channels = tap.channels[path]
+            over = tuple(dim for dim in range(1, output.dim()) if dim != channels)
             weights = widened(gradient).mean(over, keepdim=True)
-            cams[path] = (weights * widened(output)).sum(1)
+            cams[path] = (weights * widened(output)).sum(channels)
     if not cams:
+        without = [path for path in paths if path not in tap.outputs]
+        if without:
+            raise ProbeError(f"{', '.join(without)} returns no tensor of floating-point numbers")
         raise ProbeError(f"no gradient reaches {', '.join(paths)}")
     return cams
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from comgra_decl.errors import DamagedRunError, ProbeError
 
@@ -31,6 +32,17 @@ def check_exact(name: str, tensor: torch.Tensor) -> None:
     if not plain or tensor.is_quantized or tensor.dtype not in _EXACT:
         what = f"{type(tensor).__name__}, {tensor.dtype}, {tensor.layout}"
         raise ProbeError(f"{name} cannot be stored without changing it ({what})")
+
+
+def with_packed_weights(module: nn.Module) -> str | None:
+    """Return the first part of a model whose weights are no parameters; None if there is none.
+
+    These are layers of `torch.ao.quantization`. They have no gradients, either.
+    """
+    for path, part in module.named_modules():
+        if any(isinstance(value, torch.ScriptObject) for value in vars(part).values()):
+            return path.removesuffix("._packed_params") or "the model"
+    return None
 
 
 def packed(value: object, where: str, put: Callable[[str, torch.Tensor], None]) -> Any:

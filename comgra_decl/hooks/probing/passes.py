@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,19 +105,34 @@ class Tally:
     """How much a change has changed.
 
     Attributes:
-        tensors: the number of tensors that were to be changed.
-        elements: the number of elements that were to be changed.
+        elements: the number of elements that were to be changed, in all places.
     """
 
-    tensors: int = 0
     elements: int = 0
+    _tensors: set[Hashable] = field(default_factory=set)
     _changed: list[torch.Tensor] = field(default_factory=list)
     _largest: list[torch.Tensor] = field(default_factory=list)
 
-    def add(self, old: torch.Tensor, new: torch.Tensor, where: torch.Tensor | None) -> None:
-        """Count the elements that differ."""
-        self.tensors += 1
+    @property
+    def tensors(self) -> int:
+        """The number of tensors that were to be changed, each in one place or in several."""
+        return len(self._tensors)
+
+    def add(
+        self, name: Hashable, old: torch.Tensor, new: torch.Tensor, where: torch.Tensor | None
+    ) -> None:
+        """Count the elements that differ.
+
+        Args:
+            name: says which tensor it is, in all passes.
+            old: the tensor without the change.
+            new: the tensor with the change.
+            where: the elements that were to be changed; None for all.
+        """
+        self._tensors.add(name)
         differs = (new != old) & ~((new != new) & (old != old))
+        if where is not None:
+            differs = differs & where
         if where is None:
             self.elements += old.numel()
         else:
@@ -127,6 +142,12 @@ class Tally:
         if old.numel():
             gap = (new.detach().double() - old.detach().double()).abs()
             self._largest.append(torch.where(differs, gap, 0.0).max())
+
+    def clear(self) -> None:
+        """Forget what has been counted."""
+        self.elements = 0
+        for each in (self._tensors, self._changed, self._largest):
+            each.clear()
 
     @property
     def changed(self) -> int:
@@ -154,6 +175,18 @@ class Edit(Target):
     regions: Sequence[Region] | None = None
     recall: Callable[[RecordedSpec, Call], Recorded] | None = None
     tally: Tally = field(default_factory=Tally)
+
+    def uncounted(self) -> Edit:
+        """Return the same change for a pass that repeats another one, and is not counted."""
+        return replace(self, tally=Tally())
+
+    def where(
+        self, path: str, tensor: torch.Tensor, heads: Callable[[str], int | None]
+    ) -> torch.Tensor | None:
+        """Return which elements are changed in any of the places; None for all."""
+        divisions = self.divisions(path, tensor, heads)
+        regions = self._regions(path, tensor, heads, None)
+        return mask(tensor.shape, divisions, regions, replicas=1, device=tensor.device)
 
     def applied(
         self,
@@ -188,12 +221,18 @@ class Edit(Target):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            tensor_of = f"{path or 'the model'}, {self.spec.role}"
+            tensor_of, kind = f"{path or 'the model'}, {self.spec.role}", type(whole)
+            if self.spec.of_parameters and kind not in (torch.Tensor, nn.Parameter):
+                raise ProbeError(
+                    f"{tensor_of}: is a {kind.__name__}, as of quantized weights, in which this "
+                    "change cannot be made; change the output or the input of the module"
+                ) from error
             raise ProbeError(f"{tensor_of}: {reason_of(error)}") from error
         if where is not None:
             new = torch.where(where, new, tensor)
         with torch.no_grad():
-            self.tally.add(tensor, new, where)
+            name = (call, whole.data_ptr()) if self.spec.of_parameters else call
+            self.tally.add(name, tensor, new, where)
         new = new.movedim(0, self.spec.batch_dim) if self.spec.batch_dim else new
         # The model may view it as it views the original, and may write to it.
         wanted = torch.empty_like(whole, device="meta").stride()

@@ -52,6 +52,8 @@ def routed(
         if count > 2 and can_repeat([edit, *first], study):
             values = _many(paths, senders, receivers, gauge, count=count, baseline=baseline)
         if values is None:
+            edit.tally.clear()
+            route.tally.clear()
             values = baseline.new_zeros(len(baseline), len(senders), len(receivers))
             for i, sender in enumerate(senders):
                 received = paths.sent([sender])
@@ -109,13 +111,14 @@ def _many(
         def measured(
             some: Sequence[tuple[int, int]],
             places: Sequence[int],
+            counted: bool,
             received: Mapping[Call, torch.Tensor] = received,
         ) -> torch.Tensor:
             sources, regions = [0] * (1 + len(some)), []
             for (i, j), at in zip(some, places, strict=True):
                 sources[at] = 1 + i
                 regions.append(receivers[j]._replace(replica=at))
-            with paths.received(received, regions, sources=sources) as output:
+            with paths.received(received, regions, sources=sources, counted=counted) as output:
                 return gauge(output, len(sources))
 
         effects = together(pairs, measured, count=count, check=baseline)
@@ -132,7 +135,7 @@ def _is_independent(
     """Return whether the receivers are the same if the copies are in reverse order."""
     copies = 1 + len(here)
     placed = [r._replace(replica=copies - 2 - i) for i, r in enumerate(here)]
-    other = paths.sent(placed, copies=copies)
+    other = paths.sent(placed, copies=copies, counted=False)
     return all(
         agree(other[call].unflatten(0, (-1, samples)).flip(0).flatten(0, 1), value)
         for call, value in received.items()
@@ -158,6 +161,7 @@ def estimated_paths(
     Raises:
         ProbeError: the measure has no gradient, or the change is not possible.
     """
+    study.subject.check_gradients()
     tapping = Tapping(route.receivers)
     with torch.enable_grad(), study.changed(first, watch=tapping) as output:
         measures = gauge(output)[0]
@@ -165,7 +169,7 @@ def estimated_paths(
             raise ProbeError("the measure has no gradient with respect to the receivers")
         parameters = (p for p in study.subject.copy.module.parameters() if p.requires_grad)
         gradients = gradients_of(measures, tapping, [*parameters, *tapping.leaves])
-    paths = Paths(edit, route, study, first)
+    paths = Paths(edit, route, study, [each.uncounted() for each in first])
     with torch.no_grad():
         with paths.without():
             pass

@@ -212,15 +212,19 @@ class Paths:
         with self._study.changed(self._first, watch=holding) as output:
             self._held = holding.held
             yield output
+        self._first = [edit.uncounted() for edit in self._first]
 
-    def sent(self, regions: Sequence[Region] | None, *, copies: int = 1) -> dict[Call, Any]:
+    def sent(
+        self, regions: Sequence[Region] | None, *, copies: int = 1, counted: bool = True
+    ) -> dict[Call, Any]:
         """Return the values of the receivers if the change is made in regions.
 
         Args:
             regions: see `Edit`.
             copies: how many copies of the samples the batch contains.
+            counted: whether what is changed is counted.
         """
-        edit = replace(self._edit, regions=regions)
+        edit = replace(self._edit if counted else self._edit.uncounted(), regions=regions)
         samples = Sampled(self._study.samples.count, self._study.samples.labels, copies)
 
         def source(call: Call) -> torch.Tensor:
@@ -253,6 +257,7 @@ class Paths:
         *,
         sources: Sequence[int] | None = None,
         watch: Watch | None = None,
+        counted: bool = True,
     ) -> Iterator[Any]:
         """Make a pass in which receivers have other values; yield the model's output.
 
@@ -262,8 +267,10 @@ class Paths:
             sources: for each copy of the samples, the copy in `values` that it receives; None: the
                 batch contains the samples once.
             watch: observes the calls.
+            counted: whether what the receivers receive is counted.
         """
-        receiving = _Receiving(self._route, self._study, values, regions, sources, watch)
+        route = self._route if counted else replace(self._route, tally=Tally())
+        receiving = _Receiving(route, self._study, values, regions, sources, watch)
         copies = 1 if sources is None else len(sources)
         with self._study.changed(self._first, replicas=copies, watch=receiving) as output:
             yield output
@@ -373,5 +380,5 @@ class _Receiving(Numbered):
         shape, device = tensor.shape, tensor.device
         where = mask(shape, divisions, regions, replicas=copies, device=device)
         new = new.clone() if where is None else torch.where(where, new, tensor)
-        self._route.tally.add(tensor, new, where)
+        self._route.tally.add(call, tensor, new, where)
         return new

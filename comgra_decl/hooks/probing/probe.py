@@ -140,6 +140,7 @@ class Probe:
         self._spec = own = spec.probes[name]
         self._pictures = {k: p for k, p in spec.pictures.items() if p.of == name}
         self._interventions = _interventions(name, spec, warn=warn, tell=tell)
+        self._places: dict[str, tuple[str, str]] = {}
         self._dictionaries = _dictionaries(name, spec)
         self._check = check
         self._mask: torch.Tensor | None = None
@@ -174,6 +175,11 @@ class Probe:
         of_loss = Categories("target", warn=lambda _: None, expected=False)
         apart = by is not None and by != "target"
         return of_loss, Categories(by, warn=self._warn, expected=True) if apart else None
+
+    @property
+    def places(self) -> dict[str, tuple[str, str]]:
+        """The node and the role of the first tensor that each intervention changes."""
+        return self._places
 
     @property
     def nothing(self) -> Mapping[str, str | None]:
@@ -539,6 +545,10 @@ class Probe:
         for path, tensor in (*tensors_in(args), *tensors_in(kwargs)):
             slot = self._input_slot(input_role(path), pending.iteration)
             self._add(slot, tensor, values=inputs)
+            image = self._spec.show.image if tensor.is_floating_point() else None
+            misfit = None if image is None else image.misfit(tensor.shape)
+            if misfit is not None:
+                self._warn(f"show: {misfit}")
         plans = {plan.path: plan for plan in pending.plan.modules}
         if self._dictionaries is not None:
             plans |= self._dictionaries.plans(pending.plan.top, values=values)
@@ -569,6 +579,8 @@ class Probe:
         if made is None:
             return None
         top = pending.plan.top
+        path, role = interventions.place(name, study)
+        self._places[name] = (top.node(path), role)
         for place in [*made.facts["places"], *made.facts.get("into", ())]:
             place[0] = None if place[0] is None else top.node(place[0])
         if made.effects is not None:

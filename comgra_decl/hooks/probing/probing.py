@@ -194,7 +194,10 @@ class Probing:
         before = self._effects.get(intervention, {"since": step, "nothing": nothing})
         kept = (before["nothing"] is None) == (nothing is None)
         since = before["since"] if kept else step
-        self._effects[intervention] = {"step": step, "nothing": nothing, "since": since}
+        node, role = probe.places[intervention]
+        self._effects[intervention] = {
+            "step": step, "nothing": nothing, "since": since, "node": node, "role": role
+        }  # fmt: skip
         self._attach(INTERVENTION_CHECKS, dict(self._effects))
 
 

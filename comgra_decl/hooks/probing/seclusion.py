@@ -76,7 +76,7 @@ def secluded(device: torch.device) -> Iterator[None]:
         if not outer:
             stack.callback(SECLUDED.discard, mine)
         stack.enter_context(_outside_of_modes())
-        stack.enter_context(_generators_kept(cuda))
+        stack.enter_context(generators_kept(cuda))
         _seed(cuda)
         stack.enter_context(_slow_path_of_attention())
         yield
@@ -106,7 +106,7 @@ def undisturbed() -> Iterator[None]:
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with ExitStack() as stack:
         stack.enter_context(_outside_of_modes())
-        stack.enter_context(_generators_kept(list(cuda)))
+        stack.enter_context(generators_kept(list(cuda)))
         stack.enter_context(without_global_hooks())
         stack.enter_context(_slow_path_of_attention())
         yield
@@ -167,7 +167,8 @@ def _seed(cuda: list[int]) -> None:
 
 
 @contextmanager
-def _generators_kept(cuda: list[int]) -> Iterator[None]:
+def generators_kept(cuda: list[int]) -> Iterator[None]:
+    """Restore the generators of Python, numpy and torch, and those of CUDA devices, afterwards."""
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=cuda):
         try:

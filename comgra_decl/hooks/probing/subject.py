@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.plans import facts_of
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
-from comgra_decl.hooks.probing.places import with_copies
+from comgra_decl.hooks.probing.packing import with_packed_weights
+from comgra_decl.hooks.probing.places import with_copies, with_tensor
 from comgra_decl.hooks.probing.samples import Samples, widened
 from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.spec.axes import Layouts
 from comgra_decl.spec.nodes import Selectors
 from comgra_decl.spec.pictures import TokenTarget
 from comgra_decl.spec.selectors import is_selected, misses
@@ -39,7 +41,9 @@ class Tap:
 
     Attributes:
         paths: the modules.
-        outputs: a copy of the first output of each module, in the order of the calls.
+        outputs: a copy of the first tensor of numbers that each module returns, such as the first
+            one of a tuple, in the order of the calls.
+        channels: the dimension of the channels of each of these outputs.
         gradients: the gradients of these outputs, after the backward pass.
         replace: values to use instead of the first output of a module.
         leaves: replace outputs without history, so that gradients reach them.
@@ -50,6 +54,8 @@ class Tap:
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     replace: dict[str, torch.Tensor] = field(default_factory=dict)
     leaves: list[torch.Tensor] = field(default_factory=list)
+    channels: dict[str, int] = field(default_factory=dict)
+    _layouts: Layouts = field(default_factory=Layouts)
 
     def before(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -58,8 +64,20 @@ class Tap:
 
     def after(self, path: str, module: nn.Module, output: Any) -> Any:
         """Take an output, or replace it."""
-        if path not in self.paths or path in self.outputs or not isinstance(output, torch.Tensor):
+        found = next((t for _, t in tensors_in(output) if t.is_floating_point()), None)
+        if found is None or path in self.outputs:
             return output
+        channels = 0
+        if found.dim() > 1:
+            class_ = type(module).__name__
+            channels = 1 + self._layouts.unit_dim(found.shape[1:], node=path, module_class=class_)
+        if path not in self.paths:
+            return output
+        self.channels[path] = channels
+        tapped = self._tapped(path, found)
+        return output if tapped is found else with_tensor(output, found, tapped)
+
+    def _tapped(self, path: str, output: torch.Tensor) -> torch.Tensor:
         output = self.replace.get(path, output)
         if torch.is_grad_enabled() and not output.requires_grad and output.is_floating_point():
             self.leaves.append(output.detach().requires_grad_())
@@ -68,8 +86,9 @@ class Tap:
         if output.requires_grad:
             kept = self.gradients  # not self, whose tensors would keep the hook, and it them
 
-            def keep(gradient: torch.Tensor) -> None:
-                kept[path] = gradient.detach().clone()
+            def keep(gradient: torch.Tensor | None) -> None:
+                if gradient is not None:  # None behind layers without one, such as quantized ones
+                    kept[path] = gradient.detach().clone()
 
             output.register_hook(keep)
         return output
@@ -153,6 +172,12 @@ class Subject:
         self.facts: dict[str, Any] = {}
         self._unchanged: Unchanged | None = None
         self._classes = None if samples.classes is None else samples.classes.to(copy.device)
+
+    def check_gradients(self) -> None:
+        """Raise ProbeError if gradients end in a layer, so that those before it would be wrong."""
+        hidden = with_packed_weights(self.copy.module)
+        if hidden is not None:
+            raise ProbeError(f"gradients end in {hidden}, a quantized layer, which has none")
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], watch: Watch | None) -> Any:
         """Return the output of the copy, which starts from the same state each time."""

@@ -63,13 +63,20 @@ class Ends:
     Args:
         spec: decides whether values and gradients are stored.
         recorder: reads gradients.
+        warn: called with what does not fit the inputs.
         on_fault: called with an error in tracing itself.
     """
 
     def __init__(
-        self, spec: Spec, *, recorder: TensorRecorder, on_fault: Callable[[BaseException], None]
+        self,
+        spec: Spec,
+        *,
+        recorder: TensorRecorder,
+        warn: Callable[[str], None],
+        on_fault: Callable[[BaseException], None],
     ) -> None:
         entries = spec.nodes.values()
+        self._warn = warn
         self._values = any(entry.values for entry in entries)
         self._gradients = any({"output_grad", "input_grad"} & {*e.capture} for e in entries)
         self._image = next((e.image for e in reversed(entries) if e.image is not None), None)
@@ -106,8 +113,7 @@ class Ends:
             return
         for path, tensor in given:
             if self._looks > 0 and is_readable(tensor):
-                self._leaves.shapes.add(tuple(tensor.shape))
-                _see_colours(capture, path, tensor)
+                self._look_at(capture, path, tensor)
             if gradient_function(tensor) is not None:  # computed by another part of the model
                 continue
             if self._looks > 0 and tensor.requires_grad:
@@ -120,6 +126,15 @@ class Ends:
                 graph.trace(slot, tensor)
             if index is not None and self._gradients and tensor.requires_grad:
                 self._recorder.watch(slot, tensor, capture, batch_dim=dim, values=self._values)
+
+    def _look_at(self, capture: StepCapture, path: Any, tensor: torch.Tensor) -> None:
+        """Look at the shape and the values of an input in the first records."""
+        self._leaves.shapes.add(tuple(tensor.shape))
+        _see_colours(capture, path, tensor)
+        if self._image is not None and tensor.is_floating_point():
+            misfit = self._image.misfit(tensor.shape)
+            if misfit is not None:
+                self._warn(f"nodes: {misfit}")
 
     def _pair(self, capture: StepCapture, given: list[tuple[Any, torch.Tensor]]) -> None:
         """Compare the rows of tokens and targets if the model computes its own loss."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from comgra_decl.spec.axes import name_axes
+from comgra_decl.spec.axes import Layouts, name_axes
 from comgra_decl.stats import CannotReduceError
 from comgra_decl.stats.previews import Previews
 
@@ -56,6 +56,7 @@ class Previewing:
         self._due = False
         self._size = 0  # bytes of the last previews
         self._stored = 0  # bytes of all previews so far
+        self._layouts = Layouts()
         self._previews = Previews(samples=samples)
 
     def begin(self) -> Previewing | None:
@@ -71,8 +72,12 @@ class Previewing:
         if slot.piece is not None:
             return  # a shard: its preview would show only a piece of the tensor
         shape = tuple(tensor.shape)
+        dims = shape if batch_dim is None else shape[:batch_dim] + shape[batch_dim + 1 :]
+        last = self._layouts.channels_last(dims)
+        if slot.kind not in ("parameter", "buffer"):
+            self._layouts.add(dims, slot.module_class)
         names = name_axes(
-            shape if batch_dim is None else shape[:batch_dim] + shape[batch_dim + 1 :],
+            dims,
             kind=slot.kind,
             node=slot.node(),
             role=slot.role,
@@ -80,6 +85,7 @@ class Previewing:
             whole_numbers=tensor.dtype in _WHOLE_NUMBERS,
             batched=batch_dim is not None,
             declared=slot.axes,
+            channels_last=last,
         )
         try:
             self._previews.add(index, tensor, batch_dim, names)

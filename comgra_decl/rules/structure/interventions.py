@@ -40,6 +40,7 @@ class InterventionDidNothing(Rule):
         if not idle:
             return []
         (name, record), *others = idle.items()
+        node, role = str(record.get("node", "input")), str(record.get("role", ""))
         message = f"At step {record['step']}, " + record["nothing"].format(
             f"the intervention {name!r}"
         )
@@ -50,7 +51,7 @@ class InterventionDidNothing(Rule):
         return [
             self.finding(
                 scene,
-                place=Place("input"),
+                place=Place(node, role if role.startswith("output") else "output"),
                 first_step=min(int(each["since"]) for each in idle.values()),
                 message=f"{message}.",
                 evidence={"interventions": len(idle)},

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
+import comgra_decl as comgra
+from comgra_decl.errors import SpecError
 from comgra_decl.query import Preview, Run
 from comgra_decl.records import Axis, Normalised
 from comgra_decl.viewer.model.drawing import draw
@@ -74,3 +77,46 @@ def test_numbers_for_other_channels_do_not_apply() -> None:
 
 
 AXES = ("sample", "channel", "height", "width")
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ({"std": [0.0]}, "must be more than 0"),
+        ({"std": [0.2, -1.0, 0.2]}, "must be more than 0"),
+        ({"mean": MEAN, "std": STD[:2]}, "mean has 3 numbers and std 2"),
+    ],
+)
+def test_numbers_that_cannot_be_a_normalisation_are_refused(
+    image: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        comgra.load_spec({"nodes": {"all": {"select": "**", "image": image}}})
+    probe = {"samples": {"count": 1}, "show": {"image": image}}
+    with pytest.raises(SpecError, match=message):
+        comgra.load_spec({"probes": {"eyes": probe}})
+
+
+@pytest.mark.parametrize(("count", "fits"), [(1, True), (2, False), (3, True), (4, False)])
+def test_numbers_for_other_channels_than_those_of_the_input_are_reported(
+    tmp_path: Path, count: int, fits: bool
+) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (3, 12, 10, 3), dtype=np.uint8)
+    image = {"mean": [0.5] * count, "std": [0.25] * count}
+    run = recorded(tmp_path, images, image=image)
+    expected = f"nodes: `image` has {count} means or standard deviations, but the input [3, 3, 12"
+    found = [w for w in run.report["warnings"] if w.startswith(expected)]
+    assert len(found) == (0 if fits else 1)
+
+
+def test_numbers_of_a_probe_for_other_channels_are_reported(tmp_path: Path) -> None:
+    spec = {
+        "nodes": {"all": {"select": "**"}},
+        "probes": {"eyes": {"samples": {"count": 2}, "show": {"image": {"mean": [0.4, 0.5]}}}},
+    }
+    net = nn.Sequential(nn.Conv2d(3, 2, 1), nn.Flatten(), nn.Linear(2 * 12 * 10, 1))
+    with comgra.trace(spec, root=tmp_path) as session:
+        train(net, torch.rand(2, 3, 12, 10), steps=1)
+    assert session.path is not None
+    warnings = comgra.open_run(session.path).report["warnings"]
+    assert [w for w in warnings if w.startswith("probe 'eyes': show: `image` has 2 means")]

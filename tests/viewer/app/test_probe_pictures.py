@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ from comgra_decl.viewer.model.clouds import Cloud
 from comgra_decl.viewer.model.compare import ranking_of
 from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.drawing import Drawing
+from comgra_decl.viewer.model.gallery import Tile
 from comgra_decl.viewer.model.images import png
-from comgra_decl.viewer.model.pictures import album
+from comgra_decl.viewer.model.pictures import Album, album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.panes.base import Shown
+from comgra_decl.viewer.panes.gallery import CSS as GALLERY
+from comgra_decl.viewer.panes.gallery import gallery
 from comgra_decl.viewer.panes.pictures import PicturesPane
 from comgra_decl.viewer.panes.record_cards import record_card
 from comgra_decl.viewer.plotting import plotted
@@ -472,3 +476,59 @@ def test_a_likeness_says_how_many_samples_it_compares(tmp_path: Path) -> None:
     view = trained(tmp_path, SPEC)
     (likeness,) = (c for c in album(view, at(view, step=4)).computed if c.name == "likeness")
     assert "6 samples" in record_card(likeness)
+
+
+def test_an_intervention_without_a_record_says_why(tmp_path: Path) -> None:
+    """A regression, whose loss cannot be measured for each sample."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    made = {"of": "eyes", "select": "1", "do": "zero"}
+    spec = {
+        "nodes": {"all": {"select": "**"}},
+        "probes": {"eyes": {"samples": {"count": 3}, "schedule": {"first": 9}}},
+        "interventions": {"units": {**made, "sweep": "feature"}},
+    }
+    for name, interventions in (("a", spec["interventions"]), ("b", {}), ("c", {"whole": made})):
+        with comgra_decl.trace({**spec, "interventions": interventions}, root=tmp_path / name) as s:
+            for _ in range(2):
+                optimizer.zero_grad()
+                (net(torch.randn(9, 3)) - 1).abs().pow(1.5).mean().backward()
+                optimizer.step()
+        assert s.path is not None
+        view = RunView(comgra_decl.open_run(s.path))
+        pane = PicturesPane(lambda **_: None)
+        pane.refresh(shown(view, step=1))
+        html = pane.view.html
+        assert ("No intervention is declared" in html) == (name == "b")
+        assert ("There is no intervention units" in html) == (name == "a")
+        if name == "a":
+            (warning,) = [w for w in view.run.report["warnings"] if "intervention 'units'" in w]
+            assert "is not made" in warning
+            assert warning in unescape(html)
+
+
+def test_the_scale_of_a_magnitude_begins_at_0(tmp_path: Path) -> None:
+    pictures = {
+        "amount": {"method": "saliency", "of": "eyes"},
+        "signed": {"method": "input_x_gradient", "of": "eyes"},
+    }
+    view = trained(tmp_path, {**SPEC, "pictures": pictures})
+    cards = {card.title.partition(":")[0]: card for card in album(view, at(view, step=2)).cards}
+    values = view.run.picture("amount", 2).values.sum(1)  # one channel
+    assert cards["amount"].low == 0.0
+    assert cards["amount"].high >= np.abs(values).max() * (1 - 1e-6)
+    assert cards["signed"].low == -cards["signed"].high < 0
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(view, step=2))
+    assert pane.view.html.count('class="ramp up"') == 1
+    assert 'class="ramp"' in pane.view.html
+
+
+def test_a_long_category_stays_in_its_tile(open_page: Callable[..., Any]) -> None:
+    tile = Tile(sample=0, label="a" * 60, prediction="b" * 60)
+    page = open_page(viewport={"width": 900, "height": 400})
+    page.set_content(f"<style>{GALLERY}</style>{gallery(Album('eyes', 0, 0, (tile,)))}")
+    sizes = page.locator(".tile").evaluate("e => [e.scrollWidth, e.clientWidth, e.offsetWidth]")
+    assert sizes[0] <= sizes[1]
+    assert sizes[2] <= 120
