@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -197,23 +197,23 @@ def _opened(log: str) -> dict[str, int]:
     return counts
 
 
-def figures() -> dict[str, Any]:
-    """Take all measurements."""
+def figures(parts: Collection[str] = tuple(_MEASURES)) -> dict[str, Any]:
+    """Take the measurements of some parts, or of all."""
     groups, ranks, long = [], [], []
     with tempfile.TemporaryDirectory(prefix="benchmark-") as made:
-        for count in GROUPS:
+        for count in GROUPS if "group" in parts else ():
             root = Path(made) / f"group {count}"
             make_group(root, count)
             first = measured("group", root, indexed=False)["open"]
             groups.append({"runs": count, "first open": first, **measured("group", root)})
             print(f"{count} runs", file=sys.stderr)
-        for count in RANKS:
+        for count in RANKS if "ranks" in parts else ():
             root = Path(made) / f"ranks {count}"
             make_ranks(root, count)
             ranks.append({"ranks": count, **measured("ranks", root)})
             print(f"{count} ranks", file=sys.stderr)
             shutil.rmtree(root)
-        for count in LONG:
+        for count in LONG if "long" in parts else ():
             root = Path(made) / str(count)
             long.append({"records": count, **measured("long", root, counted=False)})
             print(f"{count} records", file=sys.stderr)
@@ -235,28 +235,21 @@ def tables(found: dict[str, Any]) -> str:
         f"{machine['load_before']} before. Each cell: milliseconds; files and folders opened; peak "
         "memory in MB above the start of the process."
     )
-    lines = [
-        how,
-        "",
-        f"A group of runs with {_OF_GROUP.records} records of {_OF_GROUP.slots} tensors:",
-        "",
+    of_group = f"A group of runs with {_OF_GROUP.records} records of {_OF_GROUP.slots} tensors:"
+    of_ranks = f"One run of several ranks, {_OF_RANK.records} records of {_OF_RANK.slots} tensors:"
+    of_long = (
+        "One long run: 100 tensors, nine statistics, two samples, and 64 records in a commit. The "
+        "second number in each cell is that of the files in its folder."
+    )
+    parts = [
+        (of_group, "runs", found["groups"], _MORE_RUNS),
+        (of_ranks, "ranks", found["ranks"], _MORE_RANKS),
+        (of_long, "records", found["long"], _MORE_RECORDS),
     ]
-    lines += [*_table("runs", found["groups"]), "", *_fits("runs", found["groups"], _MORE_RUNS)]
-    lines += [
-        "",
-        f"One run of several ranks, {_OF_RANK.records} records of {_OF_RANK.slots} tensors:",
-        "",
-    ]
-    lines += [*_table("ranks", found["ranks"]), "", *_fits("ranks", found["ranks"], _MORE_RANKS)]
-    lines += [
-        "",
-        "One long run: 100 tensors, nine statistics, two samples, and 64 records in a commit.",
-        "",
-        "The second number in each cell is that of the files in its folder.",
-        "",
-    ]
-    lines += [*_table("records", found["long"]), ""]
-    lines += _fits("records", found["long"], _MORE_RECORDS)
+    lines = [how]
+    for title, kind, rows, more in parts:
+        if rows:
+            lines += ["", title, "", *_table(kind, rows), "", *_fits(kind, rows, more)]
     return "\n".join(lines)
 
 
@@ -318,13 +311,16 @@ def main() -> int:
     """Take the measurements, print them, and store them if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--save", action="store_true", help="store the figures and write the page")
+    parser.add_argument("--only", choices=_MEASURES, help="measure one part; not with --save")
     parser.add_argument("--measure", nargs=2, metavar=("WHAT", "ROOT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         what, root = options.measure
         print(json.dumps(_MEASURES[what](Path(root))))
         return 0
-    found = figures()
+    if options.only and options.save:
+        parser.error("--save needs all parts, because it replaces the whole table")
+    found = figures([options.only] if options.only else _MEASURES)
     text = tables(found)
     print(text)
     if options.save:

@@ -114,14 +114,15 @@ class RunFacts:
     def heartbeats(self) -> pd.DataFrame:
         """The last sign of life of each rank, also of those that are still running.
 
-                     state  step          seen
+                     state  step          seen machine
             rank
-            0      stopped    14  1.763719e+09
-            1      stopped    12  1.763719e+09
+            0      stopped    14  1.763719e+09  node-1
+            1      stopped    12  1.763719e+09  node-2
 
         `state` is that of the rank, as for `state`, or "silent" if the process exists but has not
         reported anything for a minute. `step` is the last step that it reported or recorded; <NA>
-        before the first. `seen` is when it did so, in Unix seconds.
+        before the first. `seen` is when it did so, in Unix seconds. `machine` is the name of the
+        rank's machine.
         """
         found = heartbeats(self._reader)
         return pd.DataFrame(
@@ -129,6 +130,7 @@ class RunFacts:
                 "state": [each.state for each in found],
                 "step": pd.array([each.step for each in found], dtype="Int64"),
                 "seen": [each.seen for each in found],
+                "machine": [each.machine for each in found],
             },
             index=pd.Index([each.rank for each in found], name="rank"),
         )

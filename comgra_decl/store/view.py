@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
 from typing import Any, TypeVar
 from weakref import WeakMethod
@@ -262,6 +262,32 @@ class View:
         for _, records, data in parts:
             result[records] = data
         return result
+
+    def expect(self, slot: int, columns: Sequence[int], *, most: int) -> list[object]:
+        """Start to read columns of a slot's statistics for which `series` will be asked.
+
+        Args:
+            slot: the slot.
+            columns: columns of "agg".
+            most: bytes of chunks that may be read; those of a longer run would leave the cache
+                before they are needed.
+
+        Returns:
+            The reads; while they are kept, `series` waits for them instead of beginning its own.
+        """
+        found: list[object] = []
+        with suppress(DamagedRunError), self._db.reading("agg"):
+            for name, records, width in self._spans("agg", RecordColumn.WIDTH):
+                if slot >= width:
+                    continue
+                needed = columns[:1] if name.endswith("/row") else columns  # a row has them all
+                chunk, count = self._tables.forms[name].chunk, records.stop - records.start
+                most -= -(-count // chunk[0]) * len(needed) * math.prod(chunk) * 4  # float32
+                if most < 0:
+                    break
+                handle = self._handle(name, cached=True)
+                found += [handle[records, slot, column].read() for column in needed]
+        return found
 
     def heat(self, family: str, *inner: int | slice) -> NDArray[Any]:
         """Return all slots over all records, [n, slots, ...]; fill values before they existed."""

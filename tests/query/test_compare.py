@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, compare, differences, open_group, open_run
 from comgra_decl.query.compare import arguments_of
+from comgra_decl.store import Reader
 from tests.support.fake_model import spec_of
 from tests.support.fake_run import FakeRun
 
@@ -138,3 +141,32 @@ def test_options_on_the_command_line_are_settings_without_a_config() -> None:
         "argument.shift": -2,
     }
     assert arguments_of([]) == {}
+
+
+@pytest.mark.parametrize("count", [3, 11])
+def test_a_comparison_opens_each_run_once_and_lets_it_go(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many runs there are, and every time: neither time nor memory grow faster than them."""
+    fake = FakeRun(tmp_path / "runs" / "0", nodes=["head"], layers=1)
+    fake.write(3)
+    fake.close()
+    for number in range(1, count):
+        shutil.copytree(fake.path, tmp_path / "runs" / str(number))
+    group = open_group(tmp_path / "runs")
+    alive: WeakSet[Reader] = WeakSet()
+    held: list[int] = []
+    real = Reader.__init__
+
+    def counting(self: Reader, *arguments: Any, **options: Any) -> None:
+        real(self, *arguments, **options)
+        alive.add(self)
+        held.append(len(alive))
+
+    monkeypatch.setattr(Reader, "__init__", counting)
+    for _ in range(2):
+        held.clear()
+        table = group.compare("head", "std")
+        assert table.shape == (3, count)
+        assert len(held) == count
+        assert max(held) <= 2  # the one that is read, and perhaps the one before

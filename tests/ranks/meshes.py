@@ -120,15 +120,14 @@ def train(way: str) -> dict[str, torch.Tensor]:
         number = mesh.get_local_rank("pp")
         model = divided(Stage(("first", "second")[number]), mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        # with known shapes; the first step would contain a trial otherwise
         like = share(0, mesh).requires_grad_(True)  # what the stages send to each other
         stage = PipelineStage(
             model,
             number,
             2,
             torch.device("cpu"),
-            input_args=like
-            if number
-            else like.detach(),  # with known shapes; the first step would contain a trial otherwise
+            input_args=like if number else like.detach(),
             output_args=like,
             group=mesh.get_group("pp"),
         )

@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 import comgra_decl as comgra
+from comgra_decl.cli.main import main
 from comgra_decl.query.ranks import heartbeats
 from comgra_decl.query.ranks.heartbeats import Heartbeat, first_stopped, heartbeat_of, stopped_text
 from comgra_decl.store import Reader
-from comgra_decl.store.last_seen import FILE
+from comgra_decl.store.last_seen import FILE, write_last_seen
 from tests.ranks.launching import environment, free_port
 from tests.support.fake_run import FakeRun
 from tests.support.forked import Program
+from tests.viewer.app.test_ranks import Rank
 
 LOOP = """
 import os, sys, torch, torch.distributed as dist
@@ -67,6 +70,14 @@ def test_the_rank_that_stopped_first_is_named(found: list[Heartbeat], text: str 
         assert first_stopped(found) is None
 
 
+def test_the_machine_is_named_if_there_are_several() -> None:
+    """A rank that stops with its machine is looked for there."""
+    found = [Heartbeat(0, "live", 5, 120.0, "node-1"), Heartbeat(1, "stopped", 5, 120.0, "node-2")]
+    assert stopped_text(found) == "rank 1 of 2 on 'node-2' stopped first, at or after step 5"
+    found[0] = Heartbeat(0, "live", 5, 120.0, "node-2")
+    assert stopped_text(found) == "rank 1 of 2 stopped first, at or after step 5"
+
+
 def test_a_rank_reports_more_often_than_it_records(tmp_path: Path) -> None:
     fake = FakeRun(tmp_path / "run", nodes=["a"], layers=1)
     fake.write(3)
@@ -75,7 +86,8 @@ def test_a_rank_reports_more_often_than_it_records(tmp_path: Path) -> None:
     assert (recorded.rank, recorded.state, recorded.step) == (2, "live", 2)
     later = recorded.seen + 50
     (fake.path / FILE).write_text(json.dumps({"time": later, "step": 17}))
-    assert heartbeat_of(2, reader, now=later + 59) == Heartbeat(2, "live", 17, later)
+    here = socket.gethostname()
+    assert heartbeat_of(2, reader, now=later + 59) == Heartbeat(2, "live", 17, later, here)
     assert heartbeat_of(2, reader, now=later + 61).state == "silent"
     (fake.path / FILE).write_text("{")  # half written
     assert heartbeat_of(2, reader) == recorded
@@ -110,6 +122,27 @@ def test_a_rank_that_stops_while_the_others_wait_for_it_is_named(
     finally:
         for program in ranks:
             program.kill()
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "diagnose"])
+def test_the_commands_name_a_rank_that_no_longer_responds(
+    command: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(heartbeats, "SILENT", -1.0)
+    monkeypatch.setenv("COLUMNS", "200")
+    run = tmp_path / "g" / "run"
+    ranks = [Rank(path, rank) for rank, path in enumerate((run, run / "ranks" / "1"))]
+    for rank in ranks:
+        rank.write(4)
+    write_last_seen(run, {"time": time.time() + 1000, "step": 7})
+    with pytest.raises(SystemExit):
+        main([command, str(tmp_path if command == "ls" else run)])
+    assert "rank 1 of 2 no longer responds, at or after step 3" in capsys.readouterr().out
+    for rank in ranks:
+        rank.close()
 
 
 def named(run: comgra.Run) -> str | None:

@@ -68,12 +68,14 @@ def assert_unchanged(saved: list[dict[str, Any]]) -> None:
             assert torch.equal(plain, rank["traced"][name]), name
 
 
+@pytest.mark.slow
 def test_training_on_a_mesh_is_unchanged_bit_for_bit(
     saved: tuple[Path, list[dict[str, Any]]],
 ) -> None:
     assert_unchanged(saved[1])
 
 
+@pytest.mark.slow
 def test_each_rank_says_where_it_is(run: Run) -> None:
     assert run.coordinates.to_dict("list") == {"dp": [0, 0, 1, 1], "tp": [0, 1, 0, 1]}
     assert run.rank(2).coordinates.to_dict("index") == {2: {"dp": 1, "tp": 0}}
@@ -81,6 +83,7 @@ def test_each_rank_says_where_it_is(run: Run) -> None:
     assert run.rank(3).slot("blocks.first.up").coordinates == {"dp": [1], "tp": [1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", ["weight", "bias"])
 @pytest.mark.parametrize("pass_", ["forward", "grad"])
 def test_sharded_parameters_have_the_statistics_of_the_whole(
@@ -92,6 +95,7 @@ def test_sharded_parameters_have_the_statistics_of_the_whole(
     np.testing.assert_allclose(joined[names], alone.loc[joined.index, names], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over_batch", ["mean", "std", "abs_max"])
 def test_copies_of_activations_count_once(run: Run, whole: Run, over_batch: str) -> None:
     joined, alone = (
@@ -103,6 +107,7 @@ def test_copies_of_activations_count_once(run: Run, whole: Run, over_batch: str)
     np.testing.assert_allclose(joined.loc[copied], alone.loc[copied], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_parts_of_activations_are_joined_where_that_is_exact(run: Run, whole: Run) -> None:
     for node in ("blocks.first.up", "blocks.second.up"):
         for over_batch, exact in {
@@ -118,6 +123,7 @@ def test_parts_of_activations_are_joined_where_that_is_exact(run: Run, whole: Ru
             assert np.isnan([numbers["l2"], numbers["std"]]).all()
 
 
+@pytest.mark.slow
 def test_what_is_neither_a_copy_nor_a_known_part_is_missing(run: Run) -> None:
     """The activation between the two layers is a plain tensor on each rank."""
     key = ("blocks.first.act", "output", 0, "forward")
@@ -127,6 +133,7 @@ def test_what_is_neither_a_copy_nor_a_known_part_is_missing(run: Run) -> None:
     assert np.isfinite(each).all()
 
 
+@pytest.mark.slow
 def test_samples_and_values_are_those_of_the_global_batch(run: Run, whole: Run) -> None:
     places = [0, 1, 4, 5]  # two of each half
     assert list(run.samples(0).place) == places
@@ -137,6 +144,7 @@ def test_samples_and_values_are_those_of_the_global_batch(run: Run, whole: Run) 
         np.testing.assert_allclose(lengths, np.linalg.norm(values, axis=1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_histograms_count_each_element_once(run: Run) -> None:
     for node, features in {
         "blocks.first.norm": meshes.FEATURES,
@@ -166,6 +174,7 @@ def test_stages_of_a_pipeline_are_one_run(tmp_path: Path, whole: Run) -> None:
             assert joined == pytest.approx(alone, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_one_rank_of_each_group_of_the_programs_mesh_is_recorded(tmp_path: Path) -> None:
     saved = launched(tmp_path, "tp", "run.ranks={one_per: tp}")
     assert_unchanged(saved)

@@ -13,7 +13,8 @@ from comgra_decl.store.location import Remote
 from tests.remote.bucket_server import Bucket, bucket_server
 from tests.store.truth import Truth, meta_of
 
-RECORDS = 256  # a complete block
+RECORDS = 256
+"""Records of a complete block. Those after it are rows, until the next block is complete."""
 
 MOST = {"open": 6, "row": 2, "series": 3, "poll": 1}
 """Requests for each rank."""
@@ -51,9 +52,9 @@ def written(ranks: int, *, records: int = RECORDS) -> tuple[Remote, list[RunWrit
     return root, writers, truths
 
 
-def counted(bucket: Bucket, ranks: int) -> dict[str, tuple[int, int]]:
+def counted(bucket: Bucket, ranks: int, records: int) -> dict[str, tuple[int, int]]:
     """Reads a run; returns the requests of each operation, and the longest chain of them."""
-    root, _writers, _ = written(ranks)  # still open
+    root, _writers, _ = written(ranks, records=records)  # still open
     found: dict[str, tuple[int, int]] = {}
 
     def timed(name: str, read: Callable[[], Any]) -> Any:
@@ -72,9 +73,20 @@ def counted(bucket: Bucket, ranks: int) -> dict[str, tuple[int, int]]:
     return found
 
 
-@pytest.mark.parametrize("ranks", [16, pytest.param(64, marks=pytest.mark.slow)])
-def test_requests_grow_with_ranks_and_their_chain_does_not(bucket: Bucket, ranks: int) -> None:
-    one, many = counted(bucket, 1), counted(bucket, ranks)
+@pytest.mark.parametrize(
+    ("ranks", "records"),
+    [
+        (7, RECORDS + 44),
+        pytest.param(16, RECORDS, marks=pytest.mark.slow),
+        pytest.param(61, RECORDS + 77, marks=pytest.mark.slow),
+        pytest.param(64, RECORDS, marks=pytest.mark.slow),
+        pytest.param(11, 77, marks=pytest.mark.slow),
+    ],
+)
+def test_requests_grow_with_ranks_and_their_chain_does_not(
+    bucket: Bucket, ranks: int, records: int
+) -> None:
+    one, many = counted(bucket, 1, records), counted(bucket, ranks, records)
     for name, most in MOST.items():
         assert one[name][0] <= most, (name, one)
         assert many[name][0] <= most * ranks, (name, many)

@@ -96,10 +96,12 @@ def head_of(view: RunView, name: str) -> str:
         state = "failed"  # recorded by a version that did not say so
     text = "stopped unexpectedly" if state == "stopped" else state
     text = f"{text} \u00b7 {many(len(view.run.records), 'record')}"
+    silent = view.whole.run.first_stopped if state == "live" and len(view.ranks) > 1 else None
+    warning = "" if silent is None else f' <span class="state stopped">{_e(silent)}</span>'
     return (
         f'{BRAND}<span class="name" title="{_e(view.run.path)}">'
         f'{_e(spoken(name))}</span><span class="state {state}" '
-        f'title="{STATE_HELP.get(state, "")}">{text}</span>'
+        f'title="{STATE_HELP.get(state, "")}">{text}</span>{warning}'
     )
 
 

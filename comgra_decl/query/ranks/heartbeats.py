@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from comgra_decl.errors import ComgraError
+from comgra_decl.errors import ComgraError, shown
 from comgra_decl.store import Reader
 from comgra_decl.store.last_seen import last_seen
 
@@ -30,12 +30,14 @@ class Heartbeat:
         state: "waiting", "live", "silent", "finished", "failed" or "stopped".
         step: the last step that it reported or recorded; None before the first.
         seen: when it did so, in Unix seconds.
+        machine: the name of its machine; "" if unknown.
     """
 
     rank: int
     state: str
     step: int | None
     seen: float
+    machine: str = ""
 
 
 def heartbeat_of(rank: int, reader: Reader, now: float | None = None) -> Heartbeat:
@@ -57,7 +59,8 @@ def heartbeat_of(rank: int, reader: Reader, now: float | None = None) -> Heartbe
         seen, steps = float(reported["time"]), [*recorded, int(reported["step"])]
     if state == "live" and (time.time() if now is None else now) - seen > SILENT:
         state = "silent"
-    return Heartbeat(rank, state, max(steps, default=None), seen)
+    machine = str(reader.writer.get("host", ""))
+    return Heartbeat(rank, state, max(steps, default=None), seen, machine)
 
 
 def heartbeats(reader: Reader | JoinedReader) -> list[Heartbeat]:
@@ -84,13 +87,16 @@ def first_stopped(found: list[Heartbeat]) -> Heartbeat | None:
 def stopped_text(found: list[Heartbeat]) -> str | None:
     """Return a sentence about the rank that stopped first; None for a single process, and for none.
 
-    For example: "rank 1 of 8 stopped first, at or after step 2, 14 s before rank 0".
+    For example: "rank 1 of 8 stopped first, at or after step 2, 14 s before rank 0". If the ranks
+    are on several machines, its machine is named, too.
     """
     first = first_stopped(found)
     if first is None or len(found) < 2:
         return None
     others = [each for each in found if each is not first]
-    text = f"rank {first.rank} of {len(found)} "
+    several = len({each.machine for each in found}) > 1
+    where = f"on {shown(first.machine)} " if several and first.machine else ""
+    text = f"rank {first.rank} of {len(found)} {where}"
     early = first.state in ENDED_EARLY
     text += f"{first.state} first" if early else "no longer responds"
     if first.step is not None:

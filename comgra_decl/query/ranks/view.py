@@ -40,6 +40,9 @@ _READ, _JOINED = 1 << 20, 1 << 17
 read together, as float32, and those that are joined together, as float64. Some columns are held at
 a time, so that a tile takes up to 30 MB, whatever the number of ranks."""
 
+_BEGUN = 32 << 20
+"""Bytes of chunks of all ranks whose reads may begin before they are needed."""
+
 _PRESENT = "nonfinite.mean"
 """A column that is a number wherever a tensor was recorded."""
 
@@ -496,11 +499,29 @@ class JoinedView:
         joined = np.empty((self.n, len(names)), np.float32)
         for members in (self._sources, self._members):
             columns = Columns(partial(read, members))
+            begun = self._begun(members, slot, names) if self._far else []
             for at, name in enumerate(names):
                 joined[:, at] = self._column(name, columns, ranks, self.slots[one])[:, 0]
+            del begun  # by now, all of it has been read
             if not self._lacks_copies(columns.reading(_PRESENT), columns.losses, one, all_):
                 break
         return joined if several else joined[:, 0]
+
+    def _begun(self, members: Sequence[Member], slot: int, names: Sequence[str]) -> list[object]:
+        """Start to read what joining some columns of a slot takes, from all ranks at once.
+
+        Otherwise, each of these columns would be a request that waits for the one before.
+        """
+        needed = [_PRESENT, "rows", *names, *(f"{name.partition('.')[0]}.mean" for name in names)]
+        known = [name for name in dict.fromkeys(needed) if name in self.meta.columns]
+        columns = [self.meta.columns.index(name) for name in known]
+        held = [member for member in members if member.ids[slot] >= 0]
+        most = _BEGUN // max(1, len(held))
+        return [
+            read
+            for member in held
+            for read in member.view.expect(int(member.ids[slot]), columns, most=most)
+        ]
 
     def _column(
         self, name: str, columns: Columns, ranks: joining.Ranks, slots: Sequence[SlotInfo]

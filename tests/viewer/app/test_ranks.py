@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from comgra_decl.query import open_run
+from comgra_decl.query.ranks import heartbeats
+from comgra_decl.store.last_seen import remove_last_seen, write_last_seen
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.ranks import rank_in, spoken, with_rank, without_rank
@@ -41,6 +44,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def dashboard(folder: Path) -> Dashboard:
     return Dashboard(Catalogue(folder), query="?node=embed&stat=std")
+
+
+def test_a_rank_that_no_longer_responds_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeats, "SILENT", -1.0)
+    run = tmp_path / "g" / "run"
+    ranks = [Rank(path, rank) for rank, path in enumerate((run, run / "ranks" / "1"))]
+    for rank in ranks:
+        rank.write(4)
+        write_last_seen(rank.path, {"time": time.time() + 1000, "step": 7})
+    dashboard = Dashboard(Catalogue(tmp_path), query="?node=embed")
+    assert "responds" not in dashboard.screen.head.html
+    remove_last_seen(ranks[1].path)  # its last sign of life is its last record
+    dashboard.poll()
+    assert "rank 1 of 2 no longer responds, at or after step 3" in dashboard.screen.head.html
+    for rank in ranks:
+        rank.close()
 
 
 def field(dashboard: Dashboard, name: str) -> dict[str, Any]:
