@@ -40,8 +40,8 @@ from comgra_decl.query import Run
 from comgra_decl.record import live_spec
 from comgra_decl.rules.resources.growing_memory import GrowingMemory
 from comgra_decl.rules.resources.input_bound import InputBound, StalledStep
-from comgra_decl.store.last_seen import FILE, last_seen, last_writer, write_last_seen
 from comgra_decl.store import RunWriter, reader
+from comgra_decl.store.last_seen import FILE, last_seen, last_writer, write_last_seen
 from tests.rules.tape import Tape
 from tests.support.fake_run import FakeRun
 from tests.support.forked import Program
