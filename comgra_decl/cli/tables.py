@@ -145,7 +145,7 @@ def _pairs(document: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _ending(ending: dict[str, Any] | None) -> Iterator[tuple[str, str | Text]]:
-    """If the program did not end normally, yield the reason, and the place or what was last seen."""
+    """If the program did not end normally, yield why, and its place or what was last seen."""
     if ending is None:
         return
     yield "ending", Text(ending["headline"], style="red")

@@ -11,6 +11,7 @@ from comgra_decl.store import Reader
 from comgra_decl.store.last_seen import last_seen
 
 from .ranks.heartbeats import ENDED_EARLY
+from .ranks.reader import open_reader
 
 if TYPE_CHECKING:
     from .run import Run
@@ -273,7 +274,8 @@ def _killed(run: Run) -> Ending | None:
     seen = last_seen(run.path)
     steps = [int(step) for step in (*run.steps[-1:], *([] if seen is None else [seen["step"]]))]
     after = f" at or after step {max(steps)}" if steps else ""
-    if isinstance(run._reader, Reader) and run._reader.is_left:
+    reader = open_reader(run.path)
+    if isinstance(reader, Reader) and reader.is_left:
         return Ending(
             "the process that recorded this run is still running, but no longer writes to this "
             f"folder{after}: this is a copy of a run in progress, or recording has ended",

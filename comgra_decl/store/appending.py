@@ -12,8 +12,8 @@ from comgra_decl.errors import StoreError
 from comgra_decl.records import SlotInfo
 
 from .database import database_path
-from .location import Where, location
 from .last_seen import remove_last_seen
+from .location import Where, location
 from .locking import settled
 from .meta import RunMeta, writer_alive
 from .reader import Reader

@@ -264,7 +264,8 @@ def test_what_the_programs_own_profiler_recorded_is_on_the_same_clock(
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [(None, "does not exist"), ("{", "is not a trace of torch.profiler"), ("[]", "no `traceEvents`"),
+    [(None, "does not exist"), ("{", "is not a trace of torch.profiler"),
+     ("[]", "no `traceEvents`"),
      ('{"traceEvents": {}}', "`traceEvents` must be a list of objects"),
      ('{"traceEvents": [1, "x"]}', "`traceEvents` must be a list of objects")],
 )  # fmt: skip

@@ -40,8 +40,8 @@ from comgra_decl.query import Run
 from comgra_decl.record import live_spec
 from comgra_decl.rules.resources.growing_memory import GrowingMemory
 from comgra_decl.rules.resources.input_bound import InputBound, StalledStep
-from comgra_decl.store.last_seen import FILE, last_seen, last_writer, write_last_seen
 from comgra_decl.store import RunWriter, reader
+from comgra_decl.store.last_seen import FILE, last_seen, last_writer, write_last_seen
 from tests.rules.tape import Tape
 from tests.support.fake_run import FakeRun
 from tests.support.forked import Program
@@ -1185,7 +1185,7 @@ def test_a_forged_file_is_ignored(content: str, tmp_path: Path) -> None:
 
 def test_a_nearly_full_memory_is_named_as_the_probable_reason(tmp_path: Path) -> None:
     run = traced(tmp_path, two_groups)
-    facts = {"time": 1.0e9, "step": 7, "host": 15 << 30, "limit": 16 << 30, "used": 15.9 * 2**30}
+    facts = {"time": 1.0e9, "step": 70, "host": 15 << 30, "limit": 16 << 30, "used": 15.9 * 2**30}
     assert isinstance(run.path, Path)
     (run.path / FILE).write_text(json.dumps(facts))
     os.utime(run.path / FILE)
@@ -1195,4 +1195,4 @@ def test_a_nearly_full_memory_is_named_as_the_probable_reason(tmp_path: Path) ->
 
     ending = Stopped(run.path).ending
     assert ending is not None
-    assert ending.headline.endswith("at or after step 7, probably because memory ran out")
+    assert ending.headline.endswith("at or after step 70, probably because memory ran out")
