@@ -322,7 +322,8 @@ def _check_method(
     model: nn.Module, name: object, *, loss: object, pictures: Mapping[str, Any]
 ) -> None:
     inner = unwrapped(model)
-    kind, method = type(inner), None
+    kind = type(inner)
+    method: Any = None
     there = isinstance(name, str) and inspect.getattr_static(kind, name, None) is not None
     if isinstance(name, str) and not isinstance(inspect.getattr_static(kind, name, None), property):
         method = getattr(inner, name, None)
@@ -335,11 +336,12 @@ def _check_method(
         )
     if name == "forward":
         return
-    for test, what in (
+    later: tuple[tuple[Callable[[object], bool], str], ...] = (
         (inspect.isgeneratorfunction, "yields its results"),
         (inspect.isasyncgenfunction, "yields its results"),
         (inspect.iscoroutinefunction, "is a coroutine"),
-    ):
+    )
+    for test, what in later:
         if test(inspect.unwrap(method)):
             raise CallError(
                 f"call={name!r} {what}, so that its calls of the model would be made after this "

@@ -255,7 +255,8 @@ def harvest(
             harvesting into the folder.
     """
     _check_arguments(role=role, dtype=dtype, rows=rows)
-    if not isinstance(batches, Iterable):
+    given: object = batches
+    if not isinstance(given, Iterable):
         raise HarvestError(f"batches must be a data loader or a list, got {shown(batches)}")
     folder = Path(path)
     modules = _selected(model, select)

@@ -40,6 +40,11 @@ class RootCalls:
         self.only_evaluated = False
 
     @property
+    def labels(self) -> tuple[str, ...]:
+        """The type of every step if all calls are an evaluation; empty otherwise."""
+        return ("eval",) if self.only_evaluated else ()
+
+    @property
     def training(self) -> bool:
         """Whether anything has been trained so far."""
         return bool(self._trained)

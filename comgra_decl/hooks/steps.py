@@ -371,7 +371,7 @@ class Steps:
         number = state.number
         plain = None if state.armed else self._declared.budget.last_plain
         self._automatic.end_step(recorded=state.armed, plain=plain)
-        scalars.end_step(number, agenda.labels or self._roots.only_evaluated * ("eval",))
+        scalars.end_step(number, agenda.labels or self._roots.labels)
         if self._ending.requested:
             self._ending.when_safe()
             return

@@ -37,7 +37,9 @@ class Snapshot:
     @cached_property
     def channels_last(self) -> dict[int, bool | None]:
         """Whether the channels of each slot are last, as far as others of its shape tell, by id."""
-        layouts, found, given = Layouts(), {}, {}
+        layouts = Layouts()
+        found: dict[int, bool | None] = {}
+        given: dict[int, tuple[int, ...]] = {}
         for slot in self.view.slots:
             if slot.kind in ("parameter", "buffer"):
                 continue

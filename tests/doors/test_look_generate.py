@@ -614,7 +614,7 @@ def test_an_encoder_and_beams_are_records_too() -> None:
 def test_a_sequence_has_no_values_of_tokens_that_were_rejected() -> None:
     model = llama(pytest.importorskip("transformers"))
     tokens = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]])
-    how = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    how: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
     found = comgra.look(
         model, tokens, spec=OUTPUTS, call="generate", prompt_lookup_num_tokens=3, **how
     )
@@ -638,7 +638,7 @@ def test_a_model_whose_cache_has_no_length_generates(name: str) -> None:
     torch.manual_seed(0)
     model = getattr(transformers, name)(config).eval()
     tokens = torch.randint(3, VOCABULARY, (2, 5))
-    how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+    how: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
     found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", **how)
     assert torch.equal(found.output, model.generate(tokens, **how))
     assert found.calls["first"].tolist() == [0, 5, 6, 7]
@@ -656,7 +656,12 @@ def test_the_lens_of_a_generation_has_the_positions_that_the_head_receives(
 ) -> None:
     model = make(pytest.importorskip("transformers"))
     spec = {"nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}}}
-    how = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "use_cache": cached}
+    how: dict[str, Any] = {
+        "max_new_tokens": NEW,
+        "do_sample": False,
+        "eos_token_id": None,
+        "use_cache": cached,
+    }
     tokens = torch.randint(3, VOCABULARY, (2, LENGTH))
     found = comgra.look(model, tokens, spec=spec, call="generate", **how)
     whole = comgra.look(model, found.output, spec=spec).picture("lens_from_records", type="eval")

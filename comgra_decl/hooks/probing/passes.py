@@ -146,8 +146,9 @@ class Tally:
     def clear(self) -> None:
         """Forget what has been counted."""
         self.elements = 0
-        for each in (self._tensors, self._changed, self._largest):
-            each.clear()
+        self._tensors.clear()
+        self._changed.clear()
+        self._largest.clear()
 
     @property
     def changed(self) -> int:

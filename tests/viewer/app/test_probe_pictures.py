@@ -484,7 +484,7 @@ def test_an_intervention_without_a_record_says_why(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     made = {"of": "eyes", "select": "1", "do": "zero"}
-    spec = {
+    spec: dict[str, Any] = {
         "nodes": {"all": {"select": "**"}},
         "probes": {"eyes": {"samples": {"count": 3}, "schedule": {"first": 9}}},
         "interventions": {"units": {**made, "sweep": "feature"}},
