@@ -39,10 +39,11 @@ _ABSENT = "NOT_FOUND"
 _COALESCED = {
     "experimental_read_coalescing_threshold_bytes": 1 << 16,
     "experimental_read_coalescing_merged_bytes": 1 << 24,
-    "experimental_read_coalescing_interval": "1ms",
+    "experimental_read_coalescing_interval": "5ms",
 }
-"""In a bucket, reads of one object that begin within a millisecond of each other, with less than
-64 kB between them, are one request of up to 16 MB: a commit is one object with all its keys."""
+"""In a bucket, reads of one object that begin within five milliseconds of each other, with less
+than 64 kB between them, are one request of up to 16 MB: a commit is one object with all its keys.
+Sixty ranks that are read at once begin their reads up to some milliseconds apart."""
 
 _MOST_JSON = 128 << 20
 """Maximum size of a JSON key, in bytes."""

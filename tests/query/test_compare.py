@@ -147,7 +147,7 @@ def test_options_on_the_command_line_are_settings_without_a_config() -> None:
 def test_a_comparison_opens_each_run_once_and_lets_it_go(
     count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many runs there are, and every time: neither time nor memory grow faster than them."""
+    """However many there are, and every time: neither time nor memory grow faster than they do."""
     fake = FakeRun(tmp_path / "runs" / "0", nodes=["head"], layers=1)
     fake.write(3)
     fake.close()

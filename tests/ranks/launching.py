@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.support.forked import Program
@@ -30,14 +31,29 @@ def environment(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def run_ranks(
-    *arguments: str | Path, world_size: int = 2, timeout: float = 240, cwd: Path | None = None
+    *arguments: str | Path,
+    world_size: int = 2,
+    timeout: float = 240,
+    cwd: Path | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> list[tuple[int, str]]:
-    """Runs `python ARGUMENTS` once per rank; returns the exit code and output of each."""
+    """Runs `python ARGUMENTS` once per rank; returns the exit code and output of each.
+
+    Args:
+        arguments: those of Python.
+        world_size: the number of ranks.
+        timeout: seconds until they are killed.
+        cwd: their working directory.
+        names: what another starter than torchrun calls RANK, LOCAL_RANK and WORLD_SIZE; those that
+            it lacks are not set.
+    """
     port = free_port()
-    programs = [
-        Program(cwd or Path.cwd(), *arguments, env=environment(rank, world_size, port))
-        for rank in range(world_size)
-    ]
+    environments = [environment(rank, world_size, port) for rank in range(world_size)]
+    if names is not None:
+        for each in environments:
+            own = {name: each.pop(name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+            each |= {names[name]: value for name, value in own.items() if name in names}
+    programs = [Program(cwd or Path.cwd(), *arguments, env=env) for env in environments]
     try:
         ends = [program.ended(timeout) for program in programs]
     finally:

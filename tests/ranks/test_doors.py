@@ -106,6 +106,30 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+STARTERS = {
+    "mpirun": {"RANK": "OMPI_COMM_WORLD_RANK", "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE"},
+    "mpiexec": {"RANK": "PMI_RANK", "WORLD_SIZE": "PMI_SIZE"},
+    "srun": {"RANK": "SLURM_PROCID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starter", STARTERS)
+def test_processes_with_the_environment_of_a_scheduler_are_one_run(
+    starter: str, tmp_path: Path
+) -> None:
+    """The starters themselves are not installed here: only what they set is."""
+    names = STARTERS[starter]
+    script = tmp_path / "train.py"
+    rank, size = (f"int(os.environ['{names[name]}'])" for name in ("RANK", "WORLD_SIZE"))
+    asked = f'"gloo", rank={rank}, world_size={size}'
+    script.write_text("import os\n" + SCRIPT.replace('"gloo"', asked))
+    options = ["schedule.first=100", f"run.root={tmp_path / 'runs'}"]
+    for code, text in run_ranks("-m", "comgra_decl", *options, script, names=names):
+        assert code == 0, text
+    the_run(tmp_path / "runs")
+
+
 def test_torchrun_and_an_unmodified_script(tmp_path: Path, script: Path) -> None:
     command = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
     command += [f"--master-port={free_port()}", "-m", "comgra_decl", "schedule.first=100"]

@@ -187,6 +187,15 @@ def test_the_older_a_run_the_rarer_its_commits(
     assert Pace(interval, started=7.0).spacing(7.0 + age) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("gap", [0.2, 1.0, 3.0])
+def test_the_files_of_a_long_run_grow_with_its_time_and_not_with_its_records(gap: float) -> None:
+    """Each commit is a file. 0.2 seconds between records are 100,000 records."""
+    line = committed(np.arange(gap, 20_000, gap), 0.5, block=256, end=20_000)
+    assert line.records[-1] > 0.99 * 20_000 / gap - 60
+    # 0.5 s apart up to 100 s, then 0.5% of the age, and 10 s from 2,000 s on
+    assert len(line.times) <= 100 / 0.5 + math.log(2000 / 100) / 0.005 + 18_000 / 10 + 1
+
+
 def test_without_an_interval_nothing_waits_whatever_the_age() -> None:
     assert Pace(0.0, started=0.0).spacing(1e6) == 0
 
