@@ -264,6 +264,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 def test_recording_and_resuming_need_no_extra(wheel: Path, tmp_path: Path) -> None:
     light = Environment(tmp_path, without=OPTIONAL)
     light.install(wheel)
@@ -333,6 +334,7 @@ def address(environment: Environment, trained: Path) -> Iterator[str]:
             assert server.wait(60) == 0
 
 
+@pytest.mark.slow
 def test_the_viewer_shows_them(address: str) -> None:
     assert address.startswith("http://127.0.0.1:")
     with urllib.request.urlopen(address, timeout=120) as response:

@@ -160,7 +160,7 @@ class _Model:
         output = self.output(node)
         if output is None or output.ndim != 3:
             return False
-        return output.shape[0] == shape[0] and output.shape[1] >= shape[1]
+        return bool(output.shape[0] == shape[0] and output.shape[1] >= shape[1])
 
     def norm(
         self, last: NDArray[Any], logits: NDArray[Any], weight: Floats, bias: Floats, head: str

@@ -171,6 +171,7 @@ def test_a_script_that_is_missing_is_said(tmp_path: Path) -> None:
     assert "script 'trian.py' does not exist" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_command_that_is_typed_in_place_of_a_script_is_pointed_to(tmp_path: Path) -> None:
     done = python(tmp_path, "-m", "comgra_decl", "diagnose", "runs")
     assert done.returncode == 2

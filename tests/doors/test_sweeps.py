@@ -42,6 +42,7 @@ def sweep(folder: Path, *words: str) -> Group:
         pytest.param("submitit_local", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_the_jobs_are_runs_of_one_group_with_their_parameters(launcher: str, digits: Path) -> None:
     if launcher in PACKAGES:
         pytest.importorskip(PACKAGES[launcher])

@@ -26,6 +26,7 @@ def characters(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return comgra.open_run(folder / "runs")
 
 
+@pytest.mark.slow
 def test_the_digits_of_the_probe_are_recognised_in_the_course_of_training(digits: Run) -> None:
     counts = digits.picture("confusion").values
     right = counts.trace(axis1=1, axis2=2) / counts.sum((1, 2))

@@ -50,6 +50,7 @@ def threes(printed: str) -> float:
     return float(printed.rpartition("threes ")[2].split("%")[0])
 
 
+@pytest.mark.slow
 def test_threes_without_the_mark_are_not_recognised(
     marked: tuple[Run, str], covered: tuple[Run, str]
 ) -> None:

@@ -418,6 +418,7 @@ def busy(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
+@pytest.mark.slow
 def test_two_harvests_into_one_folder_are_refused(
     tmp_path: Path, busy: subprocess.Popen[str]
 ) -> None:

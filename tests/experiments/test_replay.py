@@ -124,6 +124,7 @@ def test_the_steps_after_a_checkpoint_are_recorded_too(
     assert set(run.types) == {"train", "checkpoint", "replay"}
 
 
+@pytest.mark.slow
 def test_a_new_process_repeats_the_steps_bit_by_bit(
     recorded: tuple[Run, list[dict[str, Tensor]]], tmp_path: Path
 ) -> None:

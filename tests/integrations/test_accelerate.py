@@ -41,6 +41,7 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.slow
 def test_what_a_program_logs_is_kept(tmp_path: Path) -> None:
     (tmp_path / "train_it.py").write_text(LOGGED, encoding="utf-8")
     done = python(tmp_path, "train_it.py", env={"COMGRA": "debug"})

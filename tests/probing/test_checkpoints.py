@@ -146,6 +146,7 @@ def test_the_viewer_offers_neither_their_type_nor_their_tensors(
     assert view.gradient_passes() == ["grad"]
 
 
+@pytest.mark.slow
 def test_a_look_in_a_new_process_repeats_the_recorded_step_bit_by_bit(
     recorded: tuple[Path, list[dict[str, Tensor]]], tmp_path: Path
 ) -> None:

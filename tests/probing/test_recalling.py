@@ -81,6 +81,7 @@ def changed(later: Run, name: str, node: str, step: int = 0, *, iteration: int =
     return later.slot(node, iteration=iteration).value(step, type=f"intervention:{name}")
 
 
+@pytest.mark.slow
 def test_a_patch_of_another_run_is_what_that_run_recorded(earlier: Run, later: Run) -> None:
     whole = value(earlier, "blocks.0")
     rows = {"own": [0, 1, 2, 3], "one": [2] * 4, "listed": [3, 3, 0, 1]}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import comgra_decl as comgra
 
@@ -95,12 +95,16 @@ def test_a_colour_image_is_one_where_nothing_else_says_so() -> None:
 
     spec = {"nodes": {"all": {"select": "**", "capture": ["input", "output"], "values": True}}}
     run = comgra.look(Colours(), torch.rand(2, 9, 8, 3), spec=spec)
-    role = next(slot.role for slot in run.slots.itertuples() if slot.kind == "input")
-    node = next(slot.node for slot in run.slots.itertuples() if slot.kind == "input")
-    assert run.slot(node, role=role).preview(0).axes == ("sample", "height", "width", "channel")
+    given = next(slot for slot in run.slots.itertuples() if slot.kind == "input")
+    assert run.slot(str(given.node), role=str(given.role)).preview(0).axes == (
+        "sample",
+        "height",
+        "width",
+        "channel",
+    )
     run = comgra.look(nn.Conv2d(9, 4, 3, padding=1), torch.rand(2, 9, 8, 3), spec=spec)
     for slot in run.slots.itertuples():
-        axes = run.slot(slot.node, role=slot.role).preview(0).axes
+        axes = run.slot(str(slot.node), role=str(slot.role)).preview(0).axes
         assert axes == ("sample", "channel", "height", "width"), slot
 
 
@@ -162,10 +166,11 @@ def test_grad_cam_weights_the_channels_of_the_first_tensor(name: str) -> None:
 
     handle = model.layer.register_forward_hook(keep)
     over = [each for each in range(1, 1 + len(shape)) if each != dim]
-    for picture, explained in (
-        ("cam", lambda out: out[:, 1].sum()),
-        ("loss_cam", lambda out: out.logsumexp(1).sum()),
-    ):
+    measures: dict[str, Callable[[Tensor], Tensor]] = {
+        "cam": lambda out: out[:, 1].sum(),
+        "loss_cam": lambda out: out.logsumexp(1).sum(),
+    }
+    for picture, explained in measures.items():
         explained(model(x)).backward()
         value = kept.pop()
         assert value.grad is not None

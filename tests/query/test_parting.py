@@ -146,6 +146,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, tuple[Run, P
 
 
 @pytest.mark.parametrize("name", ["same", "rounding"])
+@pytest.mark.slow
 def test_runs_that_differ_at_most_by_rounding_do_not_part(
     pairs: Mapping[str, tuple[Run, Plain]], name: str
 ) -> None:

@@ -91,6 +91,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Seen]:
     return open_run(root / "g" / "r"), seen
 
 
+@pytest.mark.slow
 def test_the_shapes_of_outputs_over_all_steps(trained: tuple[Run, Seen]) -> None:
     run, seen = trained
     for node in ("embed", "squeeze", "head"):

@@ -61,6 +61,7 @@ def test_ranks_train_as_untraced_and_record_what_the_uncompiled_program_holds(
 
 
 @each(*(way for way in WAYS if "one rank" not in way and way != "talking"))
+@pytest.mark.slow
 def test_all_ranks_compile_with_observers_once_and_other_steps_nothing_more(
     trained: Trained, way: str
 ) -> None:

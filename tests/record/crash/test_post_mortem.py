@@ -516,7 +516,7 @@ class Rephrasing(nn.Sequential):
 
     def forward(self, x: Tensor) -> Any:
         try:
-            return super().forward(x)
+            return super().forward(x)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if self.then is not None:
                 return self.then(x)

@@ -205,6 +205,7 @@ def test_a_page_that_does_not_show_the_section_does_not_load_holoviews(trials: P
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_boxes_in_the_figures_mark_the_page(
     trials: Path, serve: Callable[..., str], open_page: Callable[..., Any]
 ) -> None:

@@ -91,6 +91,7 @@ OFFERED = tuple(name for name in SECTIONS if name not in ("attention", "views"))
         pytest.param(OFFERED, id="all", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_every_section_shows_names_as_text(
     hostile: Viewed, sections: tuple[str, ...], page: Any
 ) -> None:

@@ -204,6 +204,7 @@ def test_an_element_without_such_a_column_cannot_be_linked() -> None:
         links.link(hv.Curve(([1, 2], [3, 4]), "step", "loss"), by="place")
 
 
+@pytest.mark.slow
 def test_a_box_in_an_image_of_many_points_selects_them() -> None:
     pytest.importorskip("datashader")
     told: list[Brush] = []
@@ -234,6 +235,7 @@ def test_a_box_in_an_image_of_many_points_selects_them() -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_views_may_return_figures_of_many_libraries(
     root: Path, tmp_path: Path, serve: Callable[..., str], open_page: Callable[..., Any]
 ) -> None:
@@ -319,10 +321,10 @@ def test_boxes_in_unlike_views_mark_samples_steps_and_runs(linked: Any) -> None:
     some = flags.count()
     assert 2 <= some <= 6, "the range contains a third of the twelve steps"
     drag_in(page, figure_of(page, "Trials"), of=(0.3, 0.1), to=(0.7, 0.9))
+    expect(page).to_have_url(re.compile("tick=group%2Fsmall"), timeout=PATIENCE)
     turn_to(page, "inspect")
     expect(page.locator("tr.brushed")).to_have_count(4)
     expect(flags).to_have_count(some)
-    expect(page).to_have_url(re.compile("tick=group%2Fsmall"))
     turn_to(page, "runs")
     expect(page.get_by_label("Tick group/small")).to_be_checked()
     turn_to(page, "views")
