@@ -321,7 +321,7 @@ def test_boxes_in_unlike_views_mark_samples_steps_and_runs(linked: Any) -> None:
     some = flags.count()
     assert 2 <= some <= 6, "the range contains a third of the twelve steps"
     drag_in(page, figure_of(page, "Trials"), of=(0.3, 0.1), to=(0.7, 0.9))
-    expect(page).to_have_url(re.compile("tick=group%2Fsmall"), timeout=PATIENCE)
+    expect(page).to_have_url(re.compile("tick=group%2Fsmall"), timeout=30_000)
     turn_to(page, "inspect")
     expect(page.locator("tr.brushed")).to_have_count(4)
     expect(flags).to_have_count(some)
