@@ -135,7 +135,7 @@ def test_the_first_timed_steps_follow_each_other_sooner() -> None:
         optimizers=Mock(rates=list),
         losses=Mock(),
         modules=Mock(running=False),
-        on_fault=pytest.fail,
+        on_fault=lambda error: pytest.fail(str(error)),
         clock=lambda: now[0],
     )
     metrics._modules_due = metrics._memory_due = metrics._utilization_due = math.inf
@@ -694,7 +694,7 @@ def test_copying_a_model_counts_as_work_of_tracing(
 
     def program() -> None:
         model = net(4, 4)
-        model.slow = Slow()
+        vars(model)["slow"] = Slow()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(5):
             optimizer.zero_grad()
@@ -1045,10 +1045,12 @@ def test_the_last_known_step_is_that_of_the_newest_record_or_report(
 ) -> None:
     run = killed_at(tmp_path / "run", tmp_path, steps)
     assert run.state == "stopped"
-    assert run.ending is not None
-    assert "still running" in run.ending.headline  # the process is this one
-    assert not run.ending.failed
+    of_copy = run.ending
+    assert of_copy is not None
+    assert "still running" in of_copy.headline  # the process is this one
+    assert not of_copy.failed
     monkeypatch.setattr(reader, "writer_alive", lambda *_, **__: False)
+    assert run.ending is not None
     assert run.ending.failed
     assert run.ending.headline.endswith(f"without finishing the run at or after step {last}")
     assert f"last seen at step 3, {time.localtime().tm_year}" in run.ending.parts[0][1][0]
