@@ -135,7 +135,7 @@ def test_the_first_timed_steps_follow_each_other_sooner() -> None:
         optimizers=Mock(rates=list),
         losses=Mock(),
         modules=Mock(running=False),
-        on_fault=lambda fault: pytest.fail(str(fault)),
+        on_fault=lambda error: pytest.fail(str(error)),
         clock=lambda: now[0],
     )
     metrics._modules_due = metrics._memory_due = metrics._utilization_due = math.inf
@@ -694,7 +694,7 @@ def test_copying_a_model_counts_as_work_of_tracing(
 
     def program() -> None:
         model = net(4, 4)
-        model.slow = Slow()  # type: ignore[assignment]
+        vars(model)["slow"] = Slow()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for _ in range(5):
             optimizer.zero_grad()
@@ -1045,10 +1045,10 @@ def test_the_last_known_step_is_that_of_the_newest_record_or_report(
 ) -> None:
     run = killed_at(tmp_path / "run", tmp_path, steps)
     assert run.state == "stopped"
-    alive = run.ending
-    assert alive is not None
-    assert "still running" in alive.headline  # the process is this one
-    assert not alive.failed
+    of_copy = run.ending
+    assert of_copy is not None
+    assert "still running" in of_copy.headline  # the process is this one
+    assert not of_copy.failed
     monkeypatch.setattr(reader, "writer_alive", lambda *_, **__: False)
     assert run.ending is not None
     assert run.ending.failed
