@@ -136,7 +136,10 @@ class LossReadings:
             return f"{text}; exactly 0 from step {since} on", "poor"
         if self._several:
             return f"{text}; a step has several losses, which do not all have to fall", "unknown"
-        return text, self._fall(ends)
+        verdict = self._fall(ends)
+        if verdict == "poor" and ends.last < ends.first:  # the two numbers alone seem to fall
+            text += f", after a mean of {ends.early:.3g} at the start"
+        return text, verdict
 
     def _fall(self, ends: Ends) -> Literal["fine", "unknown", "poor", "bad"]:
         """Compare the end with the first loss (a single value) and with the mean of the start.

@@ -45,6 +45,13 @@ def test_the_first_loss_and_the_mean_of_the_last_ones_are_shown() -> None:
     assert falling(losses).text == "loss 2.27 \u2192 3.6 in 8 steps"
 
 
+def test_a_loss_that_is_only_below_its_first_value_is_compared_with_the_start() -> None:
+    """The first quarter of the 28 losses has a mean of 3, as the last one has."""
+    losses = [6.0, *[2.0, 3.0] * 3, *[2.5, 3.5] * 10, 3.0]
+    assert falling(losses).verdict == "poor"
+    assert falling(losses).text == "loss 6 \u2192 3 in 28 steps, after a mean of 3 at the start"
+
+
 @pytest.mark.parametrize("count", [2, 8, 19, 20, 50, 99, 100, 1000])
 def test_a_loss_that_falls_is_fine_however_few_there_are(count: int) -> None:
     assert falling(noisy(2.3, 1.0, count)).verdict == "fine"
