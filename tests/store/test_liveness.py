@@ -55,7 +55,9 @@ def test_a_writer_that_says_nothing_of_itself_is_judged_by_its_last_commit() -> 
 
 
 @pytest.mark.parametrize(
-    "pid", [0, -1, -os.getpid(), True, 1.0, str(os.getpid()), None, [1], float("nan")]
+    "pid",
+    [0, -1, -os.getpid(), True, 1.0, str(os.getpid()), None, [1], float("nan")],
+    ids=["zero", "group", "own group", "bool", "float", "text", "none", "list", "nan"],
 )
 def test_a_number_that_cannot_be_a_process_says_nothing(pid: Any) -> None:
     identity = {**writer_identity(), "pid": pid, "process_start": None}

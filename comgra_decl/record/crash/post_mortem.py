@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from comgra_decl.hooks.frames import Visit, is_module, own_module, variables, visits
 from comgra_decl.hooks.memory_use import memory_facts, memory_limit
@@ -106,6 +107,11 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
         document["needs"] = found
         document["module"] = document["module"] or next((n["module"] for n in found), None)
         held += used
+    if phase == "optimizer":
+        misfits = [*_misfits(frames, names)]
+        held += misfits
+        if misfits:
+            document["module"] = document["module"] or misfits[0][0].rpartition(".")[0]
     document["parameters"] = tensors.described(held)
     _note_gradients(document["parameters"], dict(held))
     return document
@@ -304,6 +310,35 @@ def _needs(
             }
         )
     return found, used
+
+
+def _misfits(frames: list[Visit], names: Names) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a failing optimizer whose gradient or states have other shapes.
+
+    They have if a parameter got other values after the optimizer had created its states. The
+    parameter comes first, then what does not fit it.
+    """
+    optimizer = next((o for visit in frames if (o := variables(visit.frame, _optimizer))), None)
+    for group in [] if optimizer is None else optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names.parameter(parameter) or "parameter"
+            states = optimizer.state.get(parameter, {}) if optimizer is not None else {}
+            parts = {"gradient": parameter.grad, **states}
+            wrong = [
+                (f"{name} ({part})", tensor)
+                for part, tensor in parts.items()
+                if isinstance(tensor, Tensor)
+                and tensor.dim() == parameter.dim()  # others, such as a count of steps, may differ
+                and tensor.shape != parameter.shape
+            ]
+            if wrong:
+                yield name, parameter
+                yield from wrong
+
+
+def _optimizer(known: Mapping[str, Any]) -> Optimizer | None:
+    own = known.get("self")
+    return own if isinstance(own, Optimizer) else None
 
 
 def _unused(chain: list[BaseException], calls: list[_Call]) -> Iterator[str]:
