@@ -472,7 +472,8 @@ def test_unpacking_hooks_of_the_program_are_not_called(tmp_path: Path) -> None:
 
 
 def test_an_optimizer_whose_states_no_longer_fit_names_the_parameter(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1)))
+    inner = nn.Linear(4, 4), nn.Linear(4, 1)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Sequential(*inner))
     optimizer = torch.optim.Adam(net.parameters())
 
     def step() -> None:
@@ -482,8 +483,8 @@ def test_an_optimizer_whose_states_no_longer_fit_names_the_parameter(tmp_path: P
 
     def program() -> None:
         step()
-        net[1][0].weight.data, net[1][0].bias.data = torch.ones(6, 4), torch.zeros(6)
-        net[1][1].weight.data = torch.ones(1, 6)
+        inner[0].weight.data, inner[0].bias.data = torch.ones(6, 4), torch.zeros(6)
+        inner[1].weight.data = torch.ones(1, 6)
         step()
 
     run, _ = failed(tmp_path, program)
