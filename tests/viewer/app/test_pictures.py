@@ -52,7 +52,7 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A viewer of a run with one preview, from its first step."""
+    """A viewer of a run with previews from its first step, and of the inputs of every step."""
     torch.manual_seed(0)
     root = tmp_path_factory.mktemp("pictures")
     nodes = {
@@ -89,8 +89,8 @@ def test_a_preview_is_drawn_by_its_meaning(
     page.goto(f"{address}&section=inspect&step=2&node={node}")
     page.locator("article[data-step]").first.wait_for()
     page.wait_for_function("() => !!(window.Bokeh && Bokeh.documents[0].is_idle)")
-    drawn_at = f"() => ({FIGURES})().some(({{title}}) => /^{TITLE}.*step 0$/.test(title))"
-    page.wait_for_function(drawn_at)
+    title = TITLE if node == "input" else f"{TITLE}.*step 0"
+    page.wait_for_function(f"() => ({FIGURES})().some(({{title}}) => /^{title}$/.test(title))")
     found = [each for each in page.evaluate(FIGURES) if each["title"].startswith(TITLE)]
     assert len(found) == 1
     assert label in found[0]["label"]
