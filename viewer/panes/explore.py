@@ -237,7 +237,10 @@ def _settings(trials: model.Trials, *, loading: bool) -> hv.Points | str:
     }  # fmt: skip
     return styled(
         points, "Points", look,
-        bokeh={"height": _HIGH, "size": 8, "tools": ["hover", *_TOOLS], "default_tools": _USUAL},
+        bokeh={
+            "height": _HIGH, "size": 8, "tools": ["hover", *_TOOLS], "default_tools": _USUAL,
+            "hover_tooltips": ["run", horizontal, vertical],  # not the places along the axes
+        },
     )  # fmt: skip
 
 

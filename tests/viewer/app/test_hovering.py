@@ -6,14 +6,18 @@ import math
 import re
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import panel as pn
 import pytest
 from bokeh.models import NoOverlap
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comgra_decl.query import Run, open_run
+from comgra_decl.records import SlotInfo
 from comgra_decl.viewer.model.colour_bar import bar_ticks, tick_text
 from comgra_decl.viewer.model.graph import Scale
 from comgra_decl.viewer.model.numbers import count, number
@@ -21,6 +25,7 @@ from comgra_decl.viewer.model.overview import overview
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.series import Curve, band
+from comgra_decl.viewer.page import create_page
 from comgra_decl.viewer.panes.figures import Frame
 from comgra_decl.viewer.panes.hovering import NUMBER, marked
 from tests.support.fake_run import FakeRun
@@ -62,7 +67,7 @@ def hovered(page: Any, figure: Any, x: float, y: float) -> list[tuple[str, str]]
     box = figure.bounding_box()
     page.mouse.move(box["x"] + box["width"] * x - 2, box["y"] + box["height"] * y)
     page.mouse.move(box["x"] + box["width"] * x, box["y"] + box["height"] * y)
-    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))")
+    page.evaluate(FRAME)
     return rows(page)
 
 
@@ -100,6 +105,128 @@ def test_quartiles_and_tails_under_the_pointer_are_those_of_the_values(
 
 
 QUANTILES = ("lowest", "lower quartile", "median", "upper quartile", "highest")
+
+
+SMALL = 4.1e-06, 4.3e-06
+WRITTEN_SMALL = re.compile(r"\d(\.\d+)?e[\u2212-]0?[56]")
+FIGURES = {
+    "overview": 3, "inspect": 6, "values": 1, "compare": 1, "runs": 3, "explore": 5, "kpis": 2,
+}  # fmt: skip
+"""Sections, and the number of their figures, for the run `small`."""
+
+PLOTS: dict[str, Callable[[Run], Any]] = {
+    "series": lambda run: run.plot.series("head", "mean"),
+    "heat": lambda run: run.plot.heat("mean"),
+    "kpis": lambda run: run.plot.kpis("loss"),
+    "samples": lambda run: run.slot("head").plot.samples("mean"),
+    "cloud": lambda run: run.plot.cloud("head", step=2, x="mean", y="max"),
+    "preview": lambda run: run.slot("head").plot.preview(2),
+    "graph": lambda run: run.plot.graph(statistic="mean"),
+}
+
+
+class Small(FakeRun):
+    """A run in which every value is about 4.2e-06."""
+
+    def tensor(self, slot: SlotInfo, step: int, kind: str = "train") -> Any:
+        values = np.linspace(*SMALL, math.prod(slot.shape))
+        return values.reshape(slot.shape).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two such runs, which differ in a setting; the folder of the first one."""
+    folder = tmp_path_factory.mktemp("small") / "group"
+    for name, rate in (("one", 0.1), ("two", 0.2)):
+        fake = Small(
+            folder / name, nodes=("embed", "head"), layers=1, config={"optimizer": {"lr": rate}}
+        )
+        fake.write(4)
+        fake.close()
+    return folder / "one"
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("section", FIGURES)
+def test_small_numbers_are_told_in_every_figure_of_the_viewer(
+    small: Path, serve: Callable[..., str], open_page: Callable[..., Any], section: str
+) -> None:
+    page = open_page(viewport={"width": 1600, "height": 1000})
+    query = f"?section={section}&run=group/one&node=head&step=2&stat=mean"
+    page.goto(serve(lambda: create_page([str(small.parents[1])])) + query)
+    page.locator(".bk-Figure >> visible=true").nth(FIGURES[section] - 1).wait_for()
+    page.wait_for_function("() => Bokeh.documents[0].is_idle")
+    for _ in range(TRIES):  # the numbers of runs are read in the background
+        told = told_by_each(page)
+        missing = {title for title, texts in told.items() if not any(map(small_number, texts))}
+        missing -= {"5 gradient \u00b7 values"}  # which the run does not have
+        if not missing:
+            break
+    assert not missing, told
+    assert len(told) == FIGURES[section]
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("plot", PLOTS)
+def test_small_numbers_are_told_in_plots(
+    small: Path, serve: Callable[..., str], page: Any, plot: str
+) -> None:
+    run = open_run(small)
+    page.goto(serve(lambda: pn.panel(PLOTS[plot](run))))
+    page.locator(".bk-Figure").first.wait_for()
+    page.wait_for_function("() => Bokeh.documents[0].is_idle")
+    (texts,) = told_by_each(page).values()
+    assert any(map(small_number, texts)), texts
+
+
+TRIES = 4
+
+
+def small_number(text: str) -> bool:
+    """Returns whether a text has one of the numbers in `Small`, and not `0.000`."""
+    return WRITTEN_SMALL.search(text) is not None
+
+
+def told_by_each(page: Any) -> dict[str, list[str]]:
+    """Returns what tooltips of each figure say, by title, until one has a small number."""
+    told = {}
+    for place in range(page.evaluate(f"() => ({VISIBLE}).length")):
+        title, places = page.evaluate(PLACES, place)
+        texts: list[str] = []
+        for x, y in places:
+            page.mouse.move(x - 2, y)
+            page.mouse.move(x, y)
+            page.evaluate(FRAME)
+            texts += [text for _, text in rows(page)]
+            if any(map(small_number, texts)):
+                break
+        told[f"{place} {title}"] = texts
+        page.mouse.move(0, 0)
+    return told
+
+
+FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done, 0)))"
+VISIBLE = """[...Bokeh.index.query((view) => view.model.type === "Figure")]
+  .filter((view) => view.el.checkVisibility())"""
+PLACES = f"""(number) => {{
+  const view = ({VISIBLE})[number];
+  view.el.scrollIntoView({{ block: "center" }});
+  const {{ left, top }} = view.el.getBoundingClientRect();
+  const {{ x_scale, y_scale, bbox }} = view.frame;
+  const places = [0.52, 0.7, 0.3, 0.15].map(
+    (share) => [bbox.left + bbox.width * 0.51, bbox.top + bbox.height * share]);
+  for (const {{ glyph, data_source }} of view.model.renderers) {{
+    const [xs, ys] = [["x", "xs", "left"], ["y", "ys", "top"]].map((names) => (
+      names.map((name) => data_source?.data[glyph?.[name]?.field]).find((column) => column)));
+    const many = glyph?.xs !== undefined;
+    const [x, y] = [xs ?? [], ys ?? []].map((column) => [...((many ? column[0] : column) ?? [])]);
+    places.push(...x.slice(0, 6).map((each, i) => [x_scale.compute(each), y_scale.compute(y[i])]));
+  }}
+  return [String(view.model.title?.text ?? ""), places.map(([x, y]) => [left + x, top + y])];
+}}"""
+"""Scrolls to a figure; returns its title, and places on the page where it has data."""
 
 
 @pytest.mark.browser
