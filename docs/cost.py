@@ -1,7 +1,7 @@
 """Generate `cost.md` and the costs stated in the presets from the newest measurement.
 
 python -m benchmarks && python -m benchmarks --against OLDER_CHECKOUT
-python -m benchmarks.around && python -m docs.cost
+python -m benchmarks.around && python -m benchmarks.previews && python -m docs.cost
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Each run also has two fixed costs: the time to discover the model in the first r
 
 {compared}
 
-{around}## Over a whole training run
+{around}{previews}## Over a whole training run
 
 Presets either record every step at first and fewer steps later, or record only occasional steps.
 The total cost is:
@@ -160,7 +160,8 @@ records reuse the result if the two readings were identical.
   took 1.15 times as long as one without (in thread time) for an MLP with 7 layers, 1.08 times as
   long for a CNN with 6 convolutions, and 1.07 times as long for a transformer with 6 layers.
   Averaged over 50 records, the ratios are 1.003, 1.002 and 1.001 (one CPU thread).
-  `preview: false` disables previews.
+  From about 50 records on, a run with previews is at most twice as large; a run of a single record
+  was 2.1 times as large. `preview: false` disables previews.
 - `keep` captures every step. Apart from storage, this costs as much as recording every step.
 - Statistics that read a tensor again (quantiles, singular values, custom functions) take additional
   time for each tensor in each record.
@@ -175,7 +176,7 @@ def main() -> None:
     """Write `cost.md` and the cost comments of the presets."""
     figures = newest()
     others = newest_comparison(), newest_counts(), newest_probes(), newest_around()
-    PAGE.write_text(page(figures, *others))
+    PAGE.write_text(page(figures, *others, newest_previews()))
     for name, path in presets().items():
         path.write_text(priced(path.read_text(), price(figures, name)))
     sys.stdout.write(f"wrote {PAGE} and the costs in {PRESET_FOLDER}\n")
@@ -213,12 +214,19 @@ def newest_around() -> dict[str, Any]:
     return json.loads(files[-1].read_text()) if files else {}
 
 
+def newest_previews() -> dict[str, Any]:
+    """Return the newest prices of previews; empty if there are none."""
+    files = sorted(RESULTS.glob("previews-*.json"))
+    return json.loads(files[-1].read_text()) if files else {}
+
+
 def page(
     figures: dict[str, Any],
     comparison: dict[str, Any],
     counts: dict[str, Any],
     probes: dict[str, Any],
     around: dict[str, Any],
+    previews: dict[str, Any] | None = None,
 ) -> str:
     """Return `cost.md` for a benchmark, a comparison, counts, and what probes and the rest cost."""
     nets = _nets(figures)
@@ -236,6 +244,7 @@ def page(
         fixed=f"at most {size_text(fixed)}",
         compared="\n\n".join(part for part in (_compared(comparison), _counted(counts)) if part),
         around=_around(around),
+        previews=_previews(previews or {}),
         trainings=_trainings(nets),
         probed=_probed(probes),
     )
@@ -368,6 +377,34 @@ def _around(prices: dict[str, Any]) -> str:
         lines.append(f"| the post-mortem of an error | {net} | {1000 * seconds:.3g} ms, once | |")
     wrapped = textwrap.wrap(text, 100, break_on_hyphens=False)
     return "\n".join(["## Around the network", "", *wrapped, "", *lines, "", ""])
+
+
+def _previews(prices: dict[str, Any]) -> str:
+    """Return the section on previews; empty without prices."""
+    if not prices:
+        return ""
+    text = (
+        "The price of the small previews that are kept of tensors recorded without their values "
+        "(`preview` in the [spec](reference.md)), for runs that record the outputs and gradients "
+        f"of every module at every step. Measured on {prices['date']} with `python -m "
+        "benchmarks.previews`, in alternating blocks, with a load of "
+        f"{prices['machine']['load_before']:g} at the start; medians of {prices['rounds']} rounds, "
+        "compared with the same records without previews. Bytes are those of all files of 100 "
+        "records."
+    )
+    lines = [
+        "| previews | net | recorded step | ratio (quartiles) | processor time | bytes | ratio |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for price in prices["prices"]:
+        ratio = price["ratio"]
+        lines.append(
+            f"| {price['label']} | {price['net']} | {1000 * price['step']:.3g} ms | "
+            f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}) | "
+            f"{price['cpu']['value']:.2f} | {price['bytes']:,.0f} | {price['grown']:.2f} |"
+        )
+    wrapped = textwrap.wrap(text, 100, break_on_hyphens=False)
+    return "\n".join(["## Previews", "", *wrapped, "", *lines, "", ""])
 
 
 def _counted(counts: dict[str, Any]) -> str:

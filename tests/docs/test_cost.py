@@ -14,7 +14,8 @@ MIB = 1 << 20
 
 def test_the_page_is_that_of_the_newest_measurement() -> None:
     figures = cost.newest(), cost.newest_comparison(), cost.newest_counts()
-    page = cost.page(*figures, cost.newest_probes(), cost.newest_around())
+    others = cost.newest_probes(), cost.newest_around(), cost.newest_previews()
+    page = cost.page(*figures, *others)
     if page != cost.PAGE.read_text():
         pytest.fail("docs/cost.md is not what was measured: run `python -m docs.cost`")
 
@@ -148,3 +149,21 @@ def test_the_page_states_the_price_of_what_is_around_the_network() -> None:
     assert "| the post-mortem of an error | mlp | 250 ms, once | |" in lines
     without = cost.page(cost.newest(), cost.newest_comparison(), {}, {}, {})
     assert "## Around the network" not in without
+
+
+def test_the_page_states_the_price_of_previews() -> None:
+    ratio = {"value": 1.013, "low": 1.001, "high": 1.02}
+    price = {
+        "net": "images", "tool": "default", "label": "in every 50th record (default)",
+        "step": 0.0123, "ratio": ratio, "cpu": {**ratio, "value": 1.01}, "bytes": 12345.6,
+        "grown": 1.234,
+    }  # fmt: skip
+    prices = {"date": "2026-01-02", "rounds": 5, "machine": {"load_before": 0.5}, "prices": [price]}
+    page = cost.page(cost.newest(), cost.newest_comparison(), {}, {}, {}, prices)
+    _, _, section = page.partition("## Previews\n")
+    row = (
+        "| in every 50th record (default) | images | 12.3 ms | 1.013 (1.001 to 1.020) | 1.01 | "
+        "12,346 | 1.23 |"
+    )
+    assert row in section.partition("\n## ")[0].splitlines()
+    assert "load of 0.5" in section

@@ -170,6 +170,21 @@ def test_previews_leave_room_in_the_disk_budget(tmp_path: Path, disk: str, in_al
         assert sum(path.stat().st_size for path in files) <= 300_000
 
 
+@pytest.mark.parametrize("records", [50, 100])
+def test_from_fifty_records_on_they_at_most_double_a_run(tmp_path: Path, records: int) -> None:
+    x = images(4, 3, 32, 32)
+
+    def size(**spec: Any) -> int:
+        torch.manual_seed(0)
+        net = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(6)), nn.Tanh())
+        nodes = {**OUTPUTS, **WEIGHTS}
+        run = traced(tmp_path, nodes, lambda: train(net, x, steps=records), **spec)
+        files = [path for path in Path(str(run.path)).rglob("*") if path.is_file()]
+        return sum(path.stat().st_size for path in files)
+
+    assert size(preview=False) < size() <= 2 * size(preview=False)
+
+
 def test_training_is_the_same(tmp_path: Path) -> None:
     def training() -> list[torch.Tensor]:
         torch.manual_seed(0)
