@@ -161,35 +161,44 @@ def make_run(network: str, runs: Path) -> str:
     return name
 
 
-def photograph(page: Page, address: str, run: str, network: str) -> dict[str, Image.Image]:
-    """Return a sheet of all sections for each theme."""
-    rows: dict[str, list[tuple[str, list[Image.Image]]]] = {theme: [] for theme in THEMES}
-    for section in SECTIONS:
-        for theme in THEMES:
-            rows[theme].append((section, []))
-        for width, height in SIZES:
-            page.set_viewport_size({"width": width, "height": height})
-            query = urlencode({"run": run, "node": NODES[network], "section": section})
-            page.goto(f"{address}?{query}")
-            page.locator('[role="tab"][aria-selected="true"]').wait_for(timeout=PATIENCE)
+Pictures = dict[str, dict[str, list[Image.Image]]]
+"""Pictures by theme and section, one for each size."""
+
+
+def photograph(page: Page, address: str, run: str, network: str) -> Pictures:
+    """Return pictures of all sections that the run has."""
+    pictures: Pictures = {theme: {} for theme in THEMES}
+    query = urlencode({"run": run, "node": NODES[network], "section": SECTIONS[0]})
+    for width, height in SIZES:
+        page.set_viewport_size({"width": width, "height": height})
+        page.goto(f"{address}?{query}")
+        page.locator('[role="tab"]').first.wait_for(timeout=PATIENCE)
+        page.wait_for_function("() => Bokeh.documents[0].is_idle")
+        for section in SECTIONS:
+            tab = f'[role="tab"][data-send="{section}"]'
+            if not page.locator(tab).count():  # a run without attention
+                continue
+            page.locator(tab).click(timeout=PATIENCE)
+            page.locator(f'{tab}[aria-selected="true"]').wait_for(timeout=PATIENCE)
             page.wait_for_function("() => Bokeh.documents[0].is_idle")
-            page.wait_for_timeout(800)  # until the charts are painted
-            for theme in THEMES:
+            page.wait_for_timeout(700)  # until the charts are painted
+            for theme, rows in pictures.items():
                 page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-                page.wait_for_timeout(400)
+                page.wait_for_timeout(250)
                 picture = Image.open(BytesIO(page.screenshot())).convert("RGB")
                 size = int(width * SCALE), int(height * SCALE)
-                rows[theme][-1][1].append(picture.resize(size, Image.Resampling.LANCZOS))
-    return {theme: _sheet(each) for theme, each in rows.items()}
+                rows.setdefault(section, []).append(picture.resize(size, Image.Resampling.LANCZOS))
+    return pictures
 
 
-def _sheet(rows: list[tuple[str, list[Image.Image]]]) -> Image.Image:
-    widths = [picture.width for picture in rows[0][1]]
-    heights = [max(picture.height for picture in row) for _, row in rows]
+def sheet_of(rows: dict[str, list[Image.Image]]) -> Image.Image:
+    """Return a sheet of the pictures of one theme."""
+    widths = [picture.width for picture in next(iter(rows.values()))]
+    heights = [max(picture.height for picture in row) for row in rows.values()]
     size = sum(widths) + GAP * (len(widths) + 1), sum(h + GAP + LABEL for h in heights) + GAP
     sheet = Image.new("RGB", size, "#808080")
     draw, y = ImageDraw.Draw(sheet), GAP
-    for (section, row), height in zip(rows, heights, strict=True):
+    for (section, row), height in zip(rows.items(), heights, strict=True):
         draw.text((GAP, y), section, fill="white")
         x = GAP
         for picture in row:
@@ -213,9 +222,9 @@ def main() -> None:
         names = {network: make_run(network, runs) for network in options.networks or NODES}
         with viewer(runs) as address, browser_page() as page:
             for network, run in names.items():
-                for theme, sheet in photograph(page, address, run, network).items():
+                for theme, rows in photograph(page, address, run, network).items():
                     file = folder_of_sheets / f"{network}-{theme}.webp"
-                    sheet.save(file, quality=QUALITY, method=6)
+                    sheet_of(rows).save(file, quality=QUALITY, method=6)
                     sys.stdout.write(f"{file.name}\n")
 
 
