@@ -6,24 +6,37 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine_facts
-from benchmarks.viewer import measures, page
-from benchmarks.viewer.data import SHAPES, made
+from benchmarks.viewer import measures, page, rivals
+from benchmarks.viewer.data import PICTURED, SHAPES, made, made_pictures
+from benchmarks.viewer.heads import made_heads
 from benchmarks.viewer.screen import browser
-from benchmarks.viewer.served import served
+from benchmarks.viewer.served import Served, served
 
 RESULTS = Path(__file__).parents[1] / "results"
 _PACKAGES = ("panel", "bokeh", "numpy", "tensorstore")
-MEASURES = {
+ROOTS: dict[str, Callable[[Path], Path]] = {
+    **{shape.name: partial(made, shape=shape) for shape in SHAPES},
+    PICTURED: made_pictures,
+    "heads": made_heads,
+}
+"""What creates the folders of runs to view."""
+
+MEASURES: dict[str, tuple[str, Callable[[Any, Served], dict[str, Any]]]] = {
     "everyday": ("nodes-300", measures.everyday),
+    "previews": ("previews-300", measures.previews),
+    "pictures": (PICTURED, measures.pictures),
+    "heads": ("heads", measures.heads),
     "large": ("nodes-1000", measures.large),
     "long": ("steps-100000", measures.long),
     "memory": ("nodes-300", measures.memory),
+    "rivals": ("nodes-300", rivals.measured),
 }
 
 
@@ -32,23 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
         folder = Path(options.data or temporary)
-        roots = {shape.name: made(folder, shape) for shape in _shapes(options.only)}
+        roots = {MEASURES[name][0]: Path() for name in options.only}
+        roots = {name: ROOTS[name](folder) for name in roots}
+        if "rivals" in options.only:
+            rivals.prepare(folder)
         if options.make:
             return 0
         path = RESULTS / f"viewer-{date.today().isoformat()}.json"
         figures = _latest()
         figures |= {"date": date.today().isoformat(), "machine": machine_facts(_PACKAGES)}
         for name in options.only:
-            shape, measure = MEASURES[name]
-            figures["measures"][name] = {
-                **_measured(roots[shape], measure),
-                "date": figures["date"],
-                "load": machine_facts(_PACKAGES)["load_before"],
-            }
-            print(page.tables({**figures, "measures": {name: figures["measures"][name]}}))
-        if options.save:
-            path.write_text(json.dumps(figures, indent=1) + "\n")
-            page.write(figures)
+            data, measure = MEASURES[name]
+            load = machine_facts(_PACKAGES)["load_before"]
+            taken = _measured(roots[data], measure)
+            figures["measures"][name] = {**taken, "date": figures["date"], "load": load}
+            print(f"{name} is measured", file=sys.stderr)
+            if options.save:  # after each, in case a later one fails
+                path.write_text(json.dumps(figures, indent=1) + "\n")
+                page.write(figures)
+    measured = {name: figures["measures"][name] for name in options.only}
+    print(page.tables({**figures, "measures": measured}))
     return 0
 
 
@@ -64,22 +80,17 @@ def _latest() -> dict[str, Any]:
     return figures
 
 
-def _measured(root: Path, measure: Any) -> dict[str, Any]:
+def _measured(root: Path, measure: Callable[[Any, Served], dict[str, Any]]) -> dict[str, Any]:
     with browser() as chromium, served(root) as server:
-        figures: dict[str, Any] = measure(chromium, server)
+        figures = measure(chromium, server)
         figures["browser"] = chromium.version
     return figures
-
-
-def _shapes(only: Sequence[str]) -> list[Any]:
-    wanted = {MEASURES[name][0] for name in only}
-    return [shape for shape in SHAPES if shape.name in wanted]
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.viewer", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES))
-    parser.add_argument("--data", help="keep the synthetic runs (4 GB) in this folder")
+    parser.add_argument("--data", help="keep the runs (5 GB) in this folder")
     parser.add_argument("--make", action="store_true", help="only create the runs")
     parser.add_argument("--no-save", dest="save", action="store_false")
     return parser.parse_args(arguments)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from itertools import cycle, islice, pairwise
 from typing import Any
 
+from benchmarks.viewer.data import EVERY
+from benchmarks.viewer.heads import HEADS, LAYERS
 from benchmarks.viewer.screen import ANSWERED, Screen
 from benchmarks.viewer.served import Served
 
@@ -22,8 +24,7 @@ Times = dict[str, list[float]]
 
 def everyday(chromium: Any, server: Served) -> dict[str, Any]:
     """Measure common actions: loading, all kinds of changes, and painting."""
-    figures: dict[str, Any] = {"first load": [_load(chromium, server.url)]}
-    figures["usable"] = [_load(chromium, server.url) for _ in range(LOADS)]
+    figures = loading(chromium, server.url)
     screen = Screen(chromium, server.url)
     figures["nothing"] = list(nothing(screen, CHANGES))
     figures["step"] = list(steps(screen, CHANGES))
@@ -41,10 +42,24 @@ def everyday(chromium: Any, server: Served) -> dict[str, Any]:
     return figures
 
 
-def _load(chromium: Any, url: str) -> float:
-    screen = Screen(chromium, url)
+def loading(chromium: Any, url: str, section: str = "inspect") -> dict[str, Any]:
+    """Measure opening the page: the first time, then until it paints anything and can be used."""
+    screens = [_opened(chromium, url, section) for _ in range(1 + LOADS)]
+    return {
+        "first load": [screens[0].usable],
+        "first paint": [screen.painted for screen in screens[1:]],
+        "usable": [screen.usable for screen in screens[1:]],
+    }
+
+
+def _opened(chromium: Any, url: str, section: str = "inspect") -> Screen:
+    screen = Screen(chromium, url, section=section)
     screen.close()
-    return screen.usable
+    return screen
+
+
+def _load(chromium: Any, url: str) -> float:
+    return _opened(chromium, url).usable
 
 
 def nothing(screen: Screen, count: int) -> Iterator[float]:
@@ -54,11 +69,16 @@ def nothing(screen: Screen, count: int) -> Iterator[float]:
         yield screen.change("click", tab.click, ANSWERED)["all"]
 
 
-def steps(screen: Screen, count: int) -> Iterator[float]:
-    """Step backwards from the last step by key."""
+def steps(screen: Screen, count: int, *, apart: int = 1) -> Iterator[float]:
+    """Step backwards from the last step by key; the records are `apart` steps apart."""
     for _ in range(count):
-        wanted = f'article[data-step="{int(screen.at["step"]) - 1}"]', ANSWERED
+        wanted = _shows("step", int(screen.at["step"]) - apart), ANSWERED
         yield screen.change("keydown", lambda: screen.page.keyboard.press(","), *wanted)["all"]
+
+
+def _shows(what: str, value: object) -> str:
+    """Return the CSS selector of a section that shows this step or node."""
+    return ", ".join(f'{mark}[data-{what}="{value}"]' for mark in ("article", "h2"))
 
 
 def clicks(screen: Screen, count: int) -> Times:
@@ -74,7 +94,7 @@ def clicks(screen: Screen, count: int) -> Times:
             "pointerdown",
             lambda x=x, y=y: screen.page.mouse.click(x, y),  # type: ignore[misc]
             highlight,
-            f'article[data-node="{node}"]',
+            _shows("node", node),
             ANSWERED,
             first=highlight,
         )
@@ -114,6 +134,58 @@ def painting(screen: Screen, count: int) -> Times:
         for name in islice(cycle(("l2", "max", "mean", "abs_mean", "std")), count)
     ]
     return {"painting": painted, "step, painted": list(steps(screen, count))}
+
+
+def previews(chromium: Any, server: Served) -> dict[str, Any]:
+    """Measure Inspect while it draws a preview that is another one at every step and node."""
+    figures = loading(chromium, server.url)
+    screen = Screen(chromium, server.url)
+    titles = screen.page.evaluate(_TITLES)
+    assert any("preview" in title for title in titles), f"no preview is drawn: {titles}"
+    figures["step"] = list(steps(screen, CHANGES))
+    figures |= clicks(screen, CHANGES)
+    screen.close()
+    return figures
+
+
+_TITLES = """() => [...Bokeh.documents[0]._all_models.values()]
+  .filter((model) => model.type === "Figure").map((figure) => String(figure.title?.text))"""
+
+
+def pictures(chromium: Any, server: Served) -> dict[str, Any]:
+    """Measure Pictures, where every step is a record of the probe with pictures of its own."""
+    return _pictured(chromium, server, apart=EVERY)
+
+
+def _pictured(chromium: Any, server: Served, *, apart: int) -> dict[str, Any]:
+    url = f"{server.url}?type=probe%3Asequences"
+    figures = loading(chromium, url, "pictures")
+    screen = Screen(chromium, url, section="pictures")
+    assert screen.page.locator(".card").count() > 2, "no pictures are drawn"
+    figures["step"] = list(steps(screen, CHANGES - 2, apart=apart))
+    figures |= clicks(screen, CHANGES)
+    screen.close()
+    return figures
+
+
+def heads(chromium: Any, server: Served) -> dict[str, Any]:
+    """Measure showing the weights of 144 attention heads, and stepping with Pictures open."""
+    shown = [_all_heads(chromium, server.url) for _ in range(LOADS)]
+    figures = _pictured(chromium, server, apart=1)
+    return {"144 heads": shown, **{f"Pictures: {name}": took for name, took in figures.items()}}
+
+
+def _all_heads(chromium: Any, url: str) -> float:
+    """Return ms from opening Attention, plus ms from choosing *Model*, until all is painted."""
+    screen = Screen(chromium, url)
+    tab = screen.page.locator('[data-send="attention"][role="tab"]')
+    one = screen.change("click", tab.click, ".attention .maps canvas", ANSWERED)["all"]
+    button = screen.page.get_by_role("button", name="Model", exact=True)
+    every = screen.change("click", button.click, ".attention .model canvas")["all"]
+    drawn = screen.page.locator(".attention .model canvas").count()
+    assert drawn == LAYERS * HEADS, f"{drawn} heads are drawn"
+    screen.close()
+    return one + every
 
 
 def large(chromium: Any, server: Served) -> dict[str, Any]:
@@ -158,8 +230,7 @@ _FOLDED = """() => {
 
 def long(chromium: Any, server: Served) -> dict[str, Any]:
     """Measure a very long run: loading, single steps, and dragging along the slider."""
-    figures: dict[str, Any] = {"first load": [_load(chromium, server.url)]}
-    figures["usable"] = [_load(chromium, server.url) for _ in range(LOADS)]
+    figures = loading(chromium, server.url)
     screen = Screen(chromium, server.url)
     figures["step"] = list(steps(screen, CHANGES))
     figures |= clicks(screen, CHANGES)

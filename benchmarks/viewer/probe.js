@@ -1,7 +1,8 @@
 // Times what a person sees: from the browser's own time stamp of an input event to the frame in
 // which everything expected has been painted. Runs in the page before anything else.
 (() => {
-  const PATIENCE = 20000; // ms
+  const PATIENCE = 20000; // ms, for a change
+  const OPENING = 60000; // ms, for a page
   const later = (act) => {
     const channel = new MessageChannel(); // after the paint of this frame, unlike a timeout
     channel.port1.onmessage = act;
@@ -60,6 +61,7 @@
       probe.result = new Promise((resolve, reject) => {
         window.addEventListener(type, (event) => { follow(event).then(resolve, reject); },
           { capture: true, once: true });
+        setTimeout(() => reject(new Error(`no ${type}, or no answer`)), 2 * PATIENCE);
       });
     },
     // Resolves when the page can be used: all drawn, and messages are accepted.
@@ -72,6 +74,7 @@
         return own.length === 2 && own.every((data) => data.ready);
       };
       while (!ready() || !selectors.every(probe.has)) {
+        if (performance.now() > OPENING) throw new Error(`never drawn: ${selectors}`);
         await new Promise((resolve) => { requestAnimationFrame(resolve); });
       }
       return probe.painted(selectors);

@@ -13,11 +13,14 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 ).split()
 SIZE = {"width": 1600, "height": 960}
+PATIENCE = 60_000  # ms
+FIRST_PAINT = """() => performance.getEntriesByName("first-contentful-paint")[0].startTime"""
 _PROBE = Path(__file__).with_name("probe.js")
 ANSWERED = "answered"
 """Condition for changes that query the server: its reply is complete."""
 
-_READY = ("article[data-step]", ".node")
+READY = {"inspect": ("article[data-step]", ".node"), "pictures": ("h2[data-step]", ".node")}
+"""What is drawn when a section can be used."""
 
 
 @contextmanager
@@ -33,20 +36,25 @@ def browser() -> Iterator[Any]:
 
 
 class Screen:
-    """A tab with an empty cache in the Inspect section, which has the most to draw.
+    """A tab with an empty cache, by default in the Inspect section, which has the most to draw.
 
     Attributes:
         usable: milliseconds from the request until the page is drawn and accepts input.
+        painted: milliseconds from the request until the browser first paints any content.
     """
 
-    def __init__(self, chromium: Any, url: str, *, ready: Sequence[str] = _READY) -> None:
+    def __init__(
+        self, chromium: Any, url: str, *, section: str = "inspect", ready: Sequence[str] = ()
+    ) -> None:
         self._context = chromium.new_context(viewport=SIZE)
         self.page = self._context.new_page()
-        self.page.set_default_timeout(60_000)
+        self.page.set_default_timeout(PATIENCE)
         self.page.add_init_script(path=_PROBE)
-        inspect = f"{url}{'&' if '?' in url else '?'}section=inspect"
-        self.page.goto(inspect, wait_until="commit")
-        self.usable: float = self.page.evaluate("(wanted) => probe.usable(wanted)", list(ready))
+        address = f"{url}{'&' if '?' in url else '?'}section={section}"
+        self.page.goto(address, wait_until="commit")
+        wanted = [*(ready or READY[section])]
+        self.usable: float = self.page.evaluate("(wanted) => probe.usable(wanted)", wanted)
+        self.painted: float = self.page.evaluate(FIRST_PAINT)
 
     def close(self) -> None:
         """Close the tab."""
@@ -54,8 +62,9 @@ class Screen:
 
     @property
     def at(self) -> dict[str, str]:
-        """The selection that the table shows: node, step, batch and statistic."""
-        marks: dict[str, str] = self.page.locator("article").evaluate("(e) => ({...e.dataset})")
+        """The selection that the section shows: the step and, in Inspect, all others."""
+        shown = self.page.locator("article[data-step], h2[data-step]").first
+        marks: dict[str, str] = shown.evaluate("(e) => ({...e.dataset})")
         return marks
 
     def change(

@@ -51,4 +51,8 @@ def served(root: Path) -> Iterator[Served]:
         yield Served(url.split("viewer: ", 1)[1].strip(), process.pid)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(_PATIENCE)
+        try:
+            process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise

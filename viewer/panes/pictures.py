@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from comgra_decl.records import INTERVENTION_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.components.base import Message
 from comgra_decl.viewer.escaping import html_text as _e
+from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.brushing import Brush
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
 from comgra_decl.viewer.model.clouds import Clouds, layouts_here
@@ -265,8 +266,8 @@ def _page(
     cards = [*pictures, effects, cloud, *computed, *tables, *empty]
     veiled = bool(image) and any(card.over for card in found.cards)
     return (
-        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>{gallery(found, brushed)}"
-        f"{_brushed(brushed)}"
+        f'<h2 data-node="{_raw(node)}" data-step="{found.step}">Probe {_e(found.probe)} '
+        f"at step {count(found.step)}</h2>{gallery(found, brushed)}{_brushed(brushed)}"
         f'{_veil_button(over) if veiled else ""}<div class="cards">{"".join(cards)}</div>{shown}'
     )
 
