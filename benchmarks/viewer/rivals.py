@@ -304,7 +304,7 @@ def _filter(node: str) -> str:
 
 _SERVE = (
     "import sys, dash; dash.Dash.run_server = getattr(dash.Dash, 'run_server', dash.Dash.run); "
-    "import runpy; runpy.run_module('scripts.run', run_name='__main__', alter_sys=True)"
+    "import runpy; runpy.run_module('scripts.server', run_name='__main__', alter_sys=True)"
 )
 """Starts comgra's viewer; Dash 3 has renamed the function that it calls."""
 
