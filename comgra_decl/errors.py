@@ -227,3 +227,11 @@ class Exit(enum.IntEnum):
     WRONG = 2
     WANTING = 3
     UNCLEAR = 4
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of any program's error, or why it cannot be read."""
+    try:
+        return str(error)
+    except Exception as reason:  # noqa: BLE001  (the error's own class may raise anything)
+        return f"(its message cannot be read: {type(reason).__name__} in __str__)"

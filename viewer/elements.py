@@ -147,7 +147,9 @@ def styled(
 def literal(plot: Any, _: Any) -> None:
     """Show names in titles and at axes as they are: Bokeh would read `$$` in them as TeX."""
     figure = plot.handles.get("plot")
-    if figure is None:
+    if figure is None:  # Matplotlib, which would write formulas at the minor ticks of short axes
+        if (axis := plot.handles.get("axis")) is not None and axis.get_yscale() == "log":
+            axis.yaxis.set_minor_formatter("{x:g}")
         return
     if figure.title is not None and isinstance(figure.title.text, str):
         figure.title.text = bokeh_text(figure.title.text)
@@ -455,7 +457,10 @@ def distributions_of(
         "xrotation": 90 if sum(map(len, short)) > _LETTERS else 0,
     }  # fmt: skip
     if scale.logarithmic:
-        look |= {"logy": True, "ylim": (scale.low / 2, float(values[known].max()) * 1.5)}
+        look |= {
+            "logy": True,
+            "ylim": (scale.low / 2, float(values[known].max()) * 1.5),
+        }
         look["yformatter"] = "%g"  # powers of ten would be formulas, which saved images do not have
     return styled(
         boxes * medians * points, "Overlay", look, bokeh={"height": _HEIGHT + 60},

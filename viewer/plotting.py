@@ -43,7 +43,7 @@ from comgra_decl.viewer.elements import (
     styled,
     written,
 )
-from comgra_decl.viewer.graph.layout import Outline, Room
+from comgra_decl.viewer.graph.layout import Outline, Room, Scene
 from comgra_decl.viewer.graph_figure import GRAPH_SIZE, graph_figure
 from comgra_decl.viewer.model import verdicts
 from comgra_decl.viewer.model.compare import DIFFERENCE
@@ -53,15 +53,18 @@ from comgra_decl.viewer.model.drawing import Drawing, draw
 from comgra_decl.viewer.model.edge_paint import EFFECTS
 from comgra_decl.viewer.model.findings import RULE
 from comgra_decl.viewer.model.fitting import GENERAL
-from comgra_decl.viewer.model.graph import graph_of, heat_of, node_values, scale_of, value_of
+from comgra_decl.viewer.model.gallery import gallery
+from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, node_values, scale_of, value_of
 from comgra_decl.viewer.model.landscapes import Landscape, landscape
 from comgra_decl.viewer.model.library import XAxis
+from comgra_decl.viewer.model.memory_use import MEMORY
 from comgra_decl.viewer.model.painting import colours, painted
 from comgra_decl.viewer.model.pictures import cards_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.series import bounds, flat, smoothed, thin
 from comgra_decl.viewer.model.stretches import candidates, line_of_slot
+from comgra_decl.viewer.model.time_use import TIME
 from comgra_decl.viewer.model.unusual import UNUSUAL
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
@@ -264,6 +267,10 @@ class RunPlots:
             batch=over_batch,
         )
         graph, room = graph_of(view, at), Room(*map(float, size))
+        if not graph.nodes:
+            raise UnknownNameError(
+                f"the run {self._run.name!r} has no tensors, so there is no graph to draw."
+            )
         outline = Outline(graph.nodes, graph.edges)
         first = outline.folding(room)
         opened = first.expanded if expanded is None else frozenset(_with_outer(expanded))
@@ -280,18 +287,7 @@ class RunPlots:
         if statistic is None:
             return graph_figure(scene, None, title)
         if colour is not None:
-            beside = None
-            if other is not None:
-                there = RunView(other)
-                beside = Other(other.name, there, nearest(there.steps(type or ""), at.step))
-            found = painted(view, at, graph, scene=scene, colour=colour, pass_=of, other=beside)
-            legend = found.legend or {}
-            ends = " to ".join(filter(None, (legend.get("low"), legend.get("high"))))
-            title = legend.get("title", colour)
-            if not colour.startswith(EFFECTS):  # whose title has the step of their record
-                title += f" at step {at.step}"
-            title += f", {ends}" * bool(ends)
-            return graph_figure(scene, found.boxes, title, flow=found.edges)
+            return _coloured(view, at, graph, scene=scene, colour=colour, of=of, other=other)
         paint, scale = heat_of(view, at, graph, scene=scene, pass_=of)
         numbers = node_values(view, at, graph, of)
         values = {box.id: value_of(box.members, numbers) for box in scene.boxes}
@@ -419,7 +415,7 @@ class RunPlots:
             facts = self._run.picture(name, at, type=type).facts
             return _heights(shown, facts, title)
         curves = [
-            as_lines(hv.Curve((each.x, each.y), each.across, "value", label=each.name))
+            as_lines(hv.Curve((each.x, each.y), each.across, each.value, label=each.name))
             for each in shown.curves
         ]
         return curves[0].relabel(title) if len(curves) == 1 else hv.Layout(curves).opts(title=title)
@@ -455,6 +451,9 @@ class RunPlots:
         if at not in steps:
             there = ", ".join(map(str, steps[-3:])) or "none"
             raise UnknownNameError(f"step {at} has no record of a probe; the last ones: {there}.")
+        count = len(gallery(view, kind, at))
+        if not 0 <= sample < count:
+            raise UnknownNameError(f"there is no sample {sample} at step {at}; there are {count}.")
         cards = [card for card in cards_of(view, kind, at, sample) if card.words]
         mine = [card for card in cards if card.name == name and node in (None, card.node)]
         if len(mine) != 1:
@@ -636,6 +635,31 @@ class RunPlots:
         return distributions_of(numbers[rows], names, statistic, label, every=every)
 
 
+def _coloured(
+    view: RunView,
+    at: Selection,
+    graph: Graph,
+    *,
+    scene: Scene,
+    colour: str,
+    of: str,
+    other: Run | None,
+) -> hv.Overlay:
+    """Return a graph with one of the viewer's colours, whose scale is in the title."""
+    beside = None
+    if other is not None:
+        there = RunView(other)
+        beside = Other(other.name, there, nearest(there.steps(at.type), at.step))
+    found = painted(view, at, graph, scene=scene, colour=colour, pass_=of, other=beside)
+    legend = found.legend or {}
+    ends = " to ".join(filter(None, (legend.get("low"), legend.get("high"))))
+    title = legend.get("title", colour)
+    # Times and memory are those of other steps, and effects have the step of their record.
+    if colour not in (TIME, MEMORY) and not colour.startswith(EFFECTS):
+        title += f" at step {at.step}"
+    return graph_figure(scene, found.boxes, title + f", {ends}" * bool(ends), flow=found.edges)
+
+
 def _check_colour(view: RunView, colour: str, *, statistic: str | None, other: Run | None) -> None:
     """Check what colours a graph, and find out what is wrong with the run if that colours it."""
     if (colour == "findings" or colour.startswith(RULE)) and (
@@ -646,12 +670,15 @@ def _check_colour(view: RunView, colour: str, *, statistic: str | None, other: R
     if colour not in there:
         raise UnknownNameError(
             f"{shown(colour)} does not colour this graph{did_you_mean(colour, there) or '.'} "
-            f"What does: {', '.join(map(repr, there))}."
+            f"What does: {', '.join(map(repr, there))}, and 'rule:NAME' for a rule with findings."
         )
     if statistic is not None and colour not in (DIFFERENCE, UNUSUAL):
         raise ValueError(f"a graph coloured by {colour!r} has no statistic, got {statistic!r}")
     if (colour == DIFFERENCE) != (other is not None):
-        raise ValueError("a graph needs another run if and only if it is coloured by 'difference'")
+        raise ValueError(
+            "a graph needs another run (`other`, or --other) if and only if it is coloured by "
+            "'difference'"
+        )
 
 
 def _heights(shown: Landscape, facts: Mapping[str, Any], title: str) -> hv.Overlay:

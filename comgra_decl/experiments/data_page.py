@@ -80,8 +80,11 @@ def _images(label: str, batch: Array, classes: Array | None, scale: Scale) -> It
     else:
         low, high = np.nanmin(images), np.nanmax(images)
         images = (images - low) / (high - low if high > low else 1.0)
-        how = f"scaled from the range {low:.3g} to {high:.3g}, because no mean and standard "
-        how += "deviation were given"
+        how = f"scaled from the range {low:.3g} to {high:.3g}, because "
+        if scale[0]:
+            how += f"the images have {images.shape[-1]} channels and the mean {len(scale[0])}"
+        else:
+            how += "no mean and standard deviation were given"
     yield f"<h2>{html.escape(label)}</h2><p>The first batch, {html.escape(how)}.</p>"
     known = classes is not None and classes.shape == (len(batch),)
     for number, image in enumerate(images):

@@ -139,7 +139,8 @@ def _rest(content: Mapping[str, Any]) -> list[str]:
     """Return a message of several lines, such as one that contains the traceback of a worker."""
     lines = [line for line in content["error"]["message"].splitlines() if line.strip()]
     if len(lines) > _MOST_LINES:
-        lines = [*lines[:2], f"... {len(lines) - _MOST_LINES} lines ...", *lines[2 - _MOST_LINES :]]
+        hidden = f"... {len(lines) - _MOST_LINES} lines of the stored message ..."
+        lines = [*lines[:2], hidden, *lines[2 - _MOST_LINES :]]
     return lines if len(lines) > 1 else []
 
 

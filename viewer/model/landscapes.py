@@ -36,6 +36,7 @@ class Curve:
         high: the highest value of all steps.
         marked: the place to mark; None for none.
         across: what the places are.
+        value: what the values are.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Curve:
     high: float
     marked: float | None = None
     across: str = "coordinate"
+    value: str = "value"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,9 @@ def _slice(found: Picture, step: int) -> Landscape:
     notes = (f"directions: {names}", f"loss {number(found.facts.get('value', np.nan), digits=4)}")
     if values.ndim == 2:
         return Landscape(title, (), values, low, high, notes, _way(facts, coordinates))
-    curve = Curve("loss along the direction", coordinates, values.tolist(), low, high, 0.0)
+    curve = Curve(
+        "loss along the direction", coordinates, values.tolist(), low, high, 0.0, value="loss"
+    )
     return Landscape(title, (curve,), notes=notes)
 
 

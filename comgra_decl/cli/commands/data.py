@@ -63,6 +63,8 @@ def passed_on(arguments: Sequence[str]) -> None:
         mean, std = (_numbers(name, options) for name in ("--mean", "--std"))
         if len(mean) != len(std):
             raise UsageError("--mean and --std need one number per channel each")
+        if any(not each > 0 for each in std):
+            raise UsageError(f"--std must be positive, got {options['--std']!r}")
         target = Path(options["--page"]) if "--page" in options else None
         if target is not None:
             if (fault := fault_of_file(target)) is not None:

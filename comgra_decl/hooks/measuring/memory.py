@@ -177,7 +177,7 @@ class MemoryUse(Measurement):
         with self._together:
             if len(here.stack) == 1:
                 self._step.begin(number)
-            self._step.of(number).calls += 1
+            self._step.count(number)
             if call.gradients:
                 size = sum(_size(tensor) for _, tensor in tensors_in(call.inputs))
                 self._step.enter(number, size)

@@ -81,6 +81,10 @@ class StepUse:
         """Return what a module holds."""
         return self.held.setdefault(number, Held())
 
+    def count(self, number: int) -> None:
+        """Count a call of a module."""
+        self.of(number).calls += 1
+
     def begin(self, model: int) -> None:
         """Handle the beginning of a call to a model, which may follow a backward pass."""
         self.subtract()

@@ -24,6 +24,8 @@ from typing import Any
 
 import yaml
 
+from comgra_decl.errors import message_of
+
 PARTS = ("inputs", "variables", "parameters", "batch", "needs", "memory", "stack", "unused")
 """Parts of a post-mortem that a lesson can refer to."""
 
@@ -47,7 +49,7 @@ class Lesson:
         """Return the explanation of an error as plain data; None for any other error."""
         if self.type and self.type not in [base.__name__ for base in type(error).__mro__]:
             return None
-        found = self.pattern.search(str(error)[:_LONGEST])
+        found = self.pattern.search(message_of(error)[:_LONGEST])
         if found is None:
             return None
         groups = {name: value or "" for name, value in found.groupdict().items()}

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from comgra_decl.errors import message_of
 from comgra_decl.hooks.frames import Visit, is_module, own_module, variables, visits
 from comgra_decl.hooks.memory_use import memory_facts, memory_limit
 from comgra_decl.hooks.names import Names
@@ -77,8 +78,8 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
     phase, outputs = _phase(frames, calls)
     own = _place(frames)
     document: dict[str, Any] = {
-        "error": {"type": type(error).__name__, "message": str(error)[:_LONGEST]},
-        "because": [{"type": type(e).__name__, "message": str(e)[:_LONGEST]} for e in chain[1:4]],
+        "error": {"type": type(error).__name__, "message": _message(error)},
+        "because": [{"type": type(e).__name__, "message": _message(e)} for e in chain[1:4]],
         "time": time.time(),
         "step": place.step,
         "recorded": place.recorded,
@@ -115,6 +116,16 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
     document["parameters"] = tensors.described(held)
     _note_gradients(document["parameters"], dict(held))
     return document
+
+
+def _message(error: BaseException) -> str:
+    """Return the message; of a long one, the beginning, and how much is missing."""
+    text = message_of(error)
+    if len(text) <= _LONGEST:
+        return text
+    lines = text[_LONGEST:].count("\n")
+    more = f", {lines:,} lines" if lines else ""
+    return f"{text[:_LONGEST]}\n... {len(text) - _LONGEST:,} more characters{more} ..."
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -294,7 +305,7 @@ def _needs(
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Tensor]]]:
     """Return the operations that needed an overwritten tensor, and their parameters."""
     found, used = [], []
-    for need in needs(str(error), [tensor for _, tensor in tensors_in(outputs)]):
+    for need in needs(message_of(error), [tensor for _, tensor in tensors_in(outputs)]):
         own = [(name, leaf) for leaf in need.leaves if (name := names.parameter(leaf)) is not None]
         before = [name for leaf in need.before if (name := names.parameter(leaf)) is not None]
         used += own
@@ -343,7 +354,7 @@ def _optimizer(known: Mapping[str, Any]) -> Optimizer | None:
 
 def _unused(chain: list[BaseException], calls: list[_Call]) -> Iterator[str]:
     """Yield the names of the parameters that DDP lists by number."""
-    found = next((m for error in chain if (m := _UNUSED.search(str(error)))), None)
+    found = next((m for error in chain if (m := _UNUSED.search(message_of(error)))), None)
     wrapper = next((call.module for call in calls), None)
     if found is None or wrapper is None:
         return

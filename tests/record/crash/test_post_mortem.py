@@ -497,6 +497,33 @@ def test_an_optimizer_whose_states_no_longer_fit_names_the_parameter(tmp_path: P
     assert not any(name.startswith("0.") for name in shapes)
 
 
+def test_an_error_whose_message_cannot_be_read_has_a_post_mortem(tmp_path: Path) -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise SilentError
+
+    run, _ = failed(tmp_path, lambda: Failing()(torch.ones(2)))
+    found = run.document("post_mortem")["error"]
+    assert found["type"] == "SilentError"
+    assert found["message"] == "(its message cannot be read: ValueError in __str__)"
+    assert run.ending is not None
+    assert run.ending.failed
+
+
+def test_what_is_missing_of_a_long_message_is_counted(tmp_path: Path) -> None:
+    def program() -> None:
+        nn.Linear(2, 1)(torch.ones(3, 2))
+        raise ValueError("x" * 3999 + "\n" + "line\n" * 1000)
+
+    run, _ = failed(tmp_path, program)
+    message = run.document("post_mortem")["error"]["message"]
+    assert message.endswith("... 5,000 more characters, 1,000 lines ...")
+
+
 def test_errors_in_losses_optimizers_and_data_are_told_apart(tmp_path: Path) -> None:
     net = nn.Linear(4, 3)
 

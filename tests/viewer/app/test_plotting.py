@@ -180,7 +180,7 @@ def test_a_slice_of_the_loss_has_the_numbers_and_places_of_the_picture(
     places = sorted({*mesh.dimension_values("first")})
     np.testing.assert_allclose(places, found.facts["coordinates"], atol=1e-12)
     line = plotted(run).landscape("line", step=0)
-    np.testing.assert_allclose(line.dimension_values("value"), run.picture("line", 0).values[0])
+    np.testing.assert_allclose(line.dimension_values("loss"), run.picture("line", 0).values[0])
     over, density = plotted(run).landscape("bend")
     assert dimensions(over) == ["step", "value"]
     assert [*over.dimension_values("step")] == [0, 1]
@@ -235,6 +235,7 @@ def test_a_colour_that_a_graph_does_not_have_is_explained(
     ("view", "asked", "why"),
     [
         ("text", {"name": "valley"}, "no picture 'valley' with tokens. Pictures .*: 'why'"),
+        ("text", {"name": "why", "sample": 2}, "there is no sample 2 at step 1; there are 2"),
         ("text", {"name": "why", "step": 7}, "step 7 has no record of a probe"),
         ("text", {"name": "why", "node": "2"}, "with tokens of '2'"),
         ("landscape", {"name": "why"}, "does not show the whole model"),
