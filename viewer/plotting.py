@@ -676,8 +676,8 @@ def _check_colour(view: RunView, colour: str, *, statistic: str | None, other: R
         raise ValueError(f"a graph coloured by {colour!r} has no statistic, got {statistic!r}")
     if (colour == DIFFERENCE) != (other is not None):
         raise ValueError(
-            "a graph needs another run (`other`, or --other) if and only if it is coloured by "
-            "'difference'"
+            "a graph needs another run if and only if it is coloured by 'difference': `other`, or "
+            "--other on the command line"
         )
 
 

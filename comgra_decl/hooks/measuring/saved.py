@@ -83,7 +83,8 @@ class StepUse:
 
     def count(self, number: int) -> None:
         """Count a call of a module."""
-        self.of(number).calls += 1
+        module = self.of(number)
+        module.calls += 1
 
     def begin(self, model: int) -> None:
         """Handle the beginning of a call to a model, which may follow a backward pass."""
