@@ -1042,6 +1042,7 @@ def shaded(element: Any, *, dynamic: bool = True) -> Any:
     parts = element.traverse(lambda part: part, [lambda part: isinstance(part, hv.Element)])
     if sum(map(len, parts)) <= MOST_POINTS:
         return element
+    use("bokeh")  # options can be set only for backends that are loaded
     try:
         import datashader
         from holoviews.operation.datashader import datashade
