@@ -54,7 +54,7 @@ test-peers: $(VENV)/.test  ## check what the benchmarks report about other tools
 
 test-bridges: $(VENV)/peers/.test $(VENV)/.zoo browser  ## send runs to other tools and read them back with those tools
 	@COMGRA_PEERS=1 CHROMIUM="$$(.ci/chromium)" $(VENV)/peers/bin/python -m pytest \
-		tests/sinks tests/export tests/cli/test_agents.py tests/doors/test_sweeps.py \
+		tests/sinks tests/export tests/importing tests/cli/test_agents.py tests/doors/test_sweeps.py \
 		tests/doors/test_adapters.py tests/pictures/test_layouts.py tests/test_extras.py \
 		tests/docs/test_bridges.py tests/docs/test_samples.py tests/query/test_queries.py \
 		tests/viewer/app/test_jupyterlab.py \

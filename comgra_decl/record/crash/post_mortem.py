@@ -7,7 +7,9 @@ program's objects are kept, and the exception propagates unchanged.
 
 from __future__ import annotations
 
+import os
 import re
+import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +32,12 @@ from comgra_decl.stats.quiet import quiet
 
 DOCUMENT = "post_mortem"
 """Name of the document that contains a run's post-mortem."""
+
+_LIBRARIES = (
+    *{f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")},
+    "<frozen ",
+)
+"""What the files of Python's own modules and of installed packages begin with."""
 
 _MOST_FRAMES = 40
 _MOST_CALLS = 16
@@ -268,9 +276,11 @@ def _is_loss_function(visit: Visit) -> bool:
 
 
 def _place(frames: list[Visit]) -> Visit | None:
-    """Return the innermost frame outside torch and comgra_decl."""
+    """Return the innermost frame of the program's own code or, if it has none, of a library."""
     outside = [visit for visit in frames if not (visit.in_torch or visit.is_plumbing)]
-    return outside[-1] if outside else None
+    own = [visit for visit in outside if not visit.file.startswith(_LIBRARIES)]
+    found = own or outside
+    return found[-1] if found else None
 
 
 def _line(visit: Visit) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import statistics
 import sys
 import traceback
 import weakref
@@ -512,6 +513,20 @@ def test_an_error_whose_message_cannot_be_read_has_a_post_mortem(tmp_path: Path)
     assert found["message"] == "(its message cannot be read: ValueError in __str__)"
     assert run.ending is not None
     assert run.ending.failed
+
+
+def test_an_error_in_pythons_own_modules_is_placed_where_the_program_called_them(
+    tmp_path: Path,
+) -> None:
+    class Failing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            nothing: list[float] = []
+            return x * statistics.mean(nothing)
+
+    run, _ = failed(tmp_path, lambda: Failing()(torch.ones(2)))
+    place = run.document("post_mortem")["place"]
+    assert place["text"] == "return x * statistics.mean(nothing)"
+    assert place["file"].endswith("test_post_mortem.py")
 
 
 def test_what_is_missing_of_a_long_message_is_counted(tmp_path: Path) -> None:
