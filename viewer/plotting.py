@@ -53,7 +53,6 @@ from comgra_decl.viewer.model.drawing import Drawing, draw
 from comgra_decl.viewer.model.edge_paint import EFFECTS
 from comgra_decl.viewer.model.findings import RULE
 from comgra_decl.viewer.model.fitting import GENERAL
-from comgra_decl.viewer.model.gallery import gallery
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, node_values, scale_of, value_of
 from comgra_decl.viewer.model.landscapes import Landscape, landscape
 from comgra_decl.viewer.model.library import XAxis
@@ -451,7 +450,7 @@ class RunPlots:
         if at not in steps:
             there = ", ".join(map(str, steps[-3:])) or "none"
             raise UnknownNameError(f"step {at} has no record of a probe; the last ones: {there}.")
-        count = len(gallery(view, kind, at))
+        count = len(self._run.samples(at, type=kind))
         if not 0 <= sample < count:
             raise UnknownNameError(f"there is no sample {sample} at step {at}; there are {count}.")
         cards = [card for card in cards_of(view, kind, at, sample) if card.words]

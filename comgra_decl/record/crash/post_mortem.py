@@ -340,11 +340,12 @@ def _misfits(frames: list[Visit], names: Names) -> Iterator[tuple[str, Tensor]]:
     parameter comes first, then what does not fit it.
     """
     optimizer = next((o for visit in frames if (o := variables(visit.frame, _optimizer))), None)
-    for group in [] if optimizer is None else optimizer.param_groups:
+    if optimizer is None:
+        return
+    for group in optimizer.param_groups:
         for parameter in group["params"]:
             name = names.parameter(parameter) or "parameter"
-            states = optimizer.state.get(parameter, {}) if optimizer is not None else {}
-            parts = {"gradient": parameter.grad, **states}
+            parts = {"gradient": parameter.grad, **optimizer.state.get(parameter, {})}
             wrong = [
                 (f"{name} ({part})", tensor)
                 for part, tensor in parts.items()
