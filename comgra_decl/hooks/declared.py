@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from comgra_decl.hooks.direct_calls import DirectCalls
     from comgra_decl.hooks.module_tree import Owners
-    from comgra_decl.hooks.own_work import OwnWork
     from comgra_decl.hooks.report import Reporter
     from comgra_decl.hooks.root_calls import RootCalls
     from comgra_decl.hooks.schedule.budget import Meter
     from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
+    from comgra_decl.hooks.stalls import OwnWork
     from comgra_decl.hooks.tensors.capture import StepCapture
     from comgra_decl.hooks.tracer import Calls
     from comgra_decl.spec import Spec

@@ -29,7 +29,6 @@ from comgra_decl.hooks.measuring.module_times import ModuleTimes
 from comgra_decl.hooks.module_tree import Owners
 from comgra_decl.hooks.objects import watch_freezing
 from comgra_decl.hooks.optimizers import CalledModels, Optimizers
-from comgra_decl.hooks.own_work import OwnWork
 from comgra_decl.hooks.patches import run_natively, watch_mode
 from comgra_decl.hooks.place import ProgramPlace
 from comgra_decl.hooks.record_hooks import RecordHooks
@@ -44,7 +43,7 @@ from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
 from comgra_decl.hooks.schedule.idle import IdleSteps
 from comgra_decl.hooks.schedule.skipped import watch_skips
 from comgra_decl.hooks.schedule.unended import UNENDED, UnendedSteps
-from comgra_decl.hooks.stalls import StallWatch
+from comgra_decl.hooks.stalls import OwnWork, StallWatch
 from comgra_decl.hooks.step_clock import StepClock
 from comgra_decl.hooks.step_records import StepRecords
 from comgra_decl.hooks.step_state import StepState

@@ -1,7 +1,7 @@
 """Report a step that does not end, from another thread.
 
 The report contains what each thread is doing, its stack trace, and the states of the data loaders'
-workers.
+workers. Time in which tracing itself works does not count as the program's.
 """
 
 from __future__ import annotations
@@ -40,6 +40,36 @@ _PHASES = {
     "optimizer": "in the optimizer step",
     "data": "waiting for data",
 }
+
+
+class OwnWork:
+    """Adds up the time of blocks in which tracing works, as `with own: ...`; blocks may be nested.
+
+    Args:
+        clock: returns seconds of a monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._depth = 0
+        self._so_far: tuple[float, float | None] = (0.0, None)  # seconds, and since when it works
+        # One attribute, because another thread that read two could count a block twice or never.
+
+    @property
+    def seconds(self) -> float:
+        """The time so far, including that of the block in progress; readable from any thread."""
+        spent, since = self._so_far
+        return spent if since is None else spent + self._clock() - since
+
+    def __enter__(self) -> None:
+        if not self._depth:
+            self._so_far = self._so_far[0], self._clock()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._so_far = self.seconds, None
 
 
 class StallWatch:

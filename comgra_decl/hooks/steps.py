@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.limits import Captures
     from comgra_decl.hooks.measuring.measured import Measured
     from comgra_decl.hooks.optimizers import CalledModels, Optimizers
-    from comgra_decl.hooks.own_work import OwnWork
     from comgra_decl.hooks.record_hooks import RecordHooks
     from comgra_decl.hooks.report import Reporter
     from comgra_decl.hooks.root_calls import RootCalls
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from comgra_decl.hooks.scalars.scalars import Scalars
     from comgra_decl.hooks.schedule.evaluation import EvaluationPhases
     from comgra_decl.hooks.schedule.resuming import Resumption
+    from comgra_decl.hooks.stalls import OwnWork
     from comgra_decl.hooks.step_records import StepRecords
     from comgra_decl.hooks.step_state import StepState
     from comgra_decl.hooks.tensors.capture import StepCapture

@@ -34,8 +34,8 @@ from comgra_decl.cli.main import app
 from comgra_decl.errors import RunNotFoundError, UnwrittenRunError
 from comgra_decl.hooks import memory_use, stalls
 from comgra_decl.hooks.loader_workers import loader_workers
-from comgra_decl.hooks.own_work import OwnWork
 from comgra_decl.hooks.scalars import automatic, growth
+from comgra_decl.hooks.stalls import OwnWork
 from comgra_decl.query import Run
 from comgra_decl.record import live_spec
 from comgra_decl.rules.resources.growing_memory import GrowingMemory

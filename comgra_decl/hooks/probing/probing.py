@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from comgra_decl.hooks.own_work import OwnWork
     from comgra_decl.hooks.plans import TopPlan
     from comgra_decl.hooks.probing.interventions import Recaller
     from comgra_decl.hooks.probing.replays import Replays
     from comgra_decl.hooks.probing.samples import KeptSamples
+    from comgra_decl.hooks.stalls import OwnWork
     from comgra_decl.hooks.tensors.slots import SlotTable
     from comgra_decl.records import RawStep, StepInfo
     from comgra_decl.spec import Spec
