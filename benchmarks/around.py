@@ -148,17 +148,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             blocks = {"rounds": options.rounds, "seconds": options.seconds}
             prices += measure(scenario, Path(root), **blocks)
             errors[scenario.name] = post_mortem(scenario.build(), Path(root) / scenario.name)
-    page = f"{report.facts_line(facts)}\n\n{to_markdown(prices, errors)}\n"
-    print(page)
-    if options.save is not None:
-        document = {
-            "machine": facts,
-            "rounds": options.rounds,
-            "prices": [asdict(price) for price in prices],
-            "post_mortem": errors,
-        }
-        path = report.write(options.save, document, page, prefix="around-")
-        print(f"written to {path}", file=sys.stderr)
+    document = {
+        "machine": facts,
+        "rounds": options.rounds,
+        "prices": [asdict(price) for price in prices],
+        "post_mortem": errors,
+    }
+    report.publish(options.save, document, to_markdown(prices, errors), prefix="around-")
     return 0
 
 

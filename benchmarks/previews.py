@@ -156,16 +156,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="previews-") as root:
         for net in options.nets:
             prices += measure(net, Path(root), rounds=options.rounds, periods=options.periods)
-    page = f"{report.facts_line(facts)}\n\n{to_markdown(prices)}\n"
-    print(page)
-    if options.save is not None:
-        document = {
-            "machine": facts,
-            "rounds": options.rounds,
-            "prices": [asdict(price) for price in prices],
-        }
-        path = report.write(options.save, document, page, prefix="previews-")
-        print(f"written to {path}", file=sys.stderr)
+    document = {
+        "machine": facts,
+        "rounds": options.rounds,
+        "prices": [asdict(price) for price in prices],
+    }
+    report.publish(options.save, document, to_markdown(prices), prefix="previews-")
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import date
@@ -75,6 +76,21 @@ def write(folder: Path, document: Mapping[str, Any], page: str, *, prefix: str =
     path.with_suffix(".json").write_text(json.dumps({"date": day, **document}, indent=1) + "\n")
     path.write_text(page)
     return path
+
+
+def publish(folder: Path | None, document: Mapping[str, Any], body: str, *, prefix: str) -> None:
+    """Print what was measured below a line about the machine, and store both in a folder, if any.
+
+    Args:
+        folder: where to store them; None for nowhere.
+        document: the figures; `machine` contains the facts about it.
+        body: the figures as Markdown.
+        prefix: what the names of the files begin with.
+    """
+    page = f"{facts_line(document['machine'])}\n\n{body}\n"
+    print(page)
+    if folder is not None:
+        print(f"written to {write(folder, document, page, prefix=prefix)}", file=sys.stderr)
 
 
 def facts_line(machine: Mapping[str, Any]) -> str:

@@ -354,6 +354,11 @@ def _compared(comparison: dict[str, Any]) -> str:
     return "\n".join([*textwrap.wrap(text, 100, break_on_hyphens=False), "", *lines])
 
 
+def _section(title: str, text: str, lines: list[str]) -> str:
+    wrapped = textwrap.wrap(text, 100, break_on_hyphens=False)
+    return "\n".join([f"## {title}", "", *wrapped, "", *lines, "", ""])
+
+
 def _around(prices: dict[str, Any]) -> str:
     """Return the section on what is recorded around the network; empty without prices."""
     if not prices:
@@ -375,8 +380,7 @@ def _around(prices: dict[str, Any]) -> str:
         )
     for net, seconds in prices["post_mortem"].items():
         lines.append(f"| the post-mortem of an error | {net} | {1000 * seconds:.3g} ms, once | |")
-    wrapped = textwrap.wrap(text, 100, break_on_hyphens=False)
-    return "\n".join(["## Around the network", "", *wrapped, "", *lines, "", ""])
+    return _section("Around the network", text, lines)
 
 
 def _previews(prices: dict[str, Any]) -> str:
@@ -403,8 +407,7 @@ def _previews(prices: dict[str, Any]) -> str:
             f"{ratio['value']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f}) | "
             f"{price['cpu']['value']:.2f} | {price['bytes']:,.0f} | {price['grown']:.2f} |"
         )
-    wrapped = textwrap.wrap(text, 100, break_on_hyphens=False)
-    return "\n".join(["## Previews", "", *wrapped, "", *lines, "", ""])
+    return _section("Previews", text, lines)
 
 
 def _counted(counts: dict[str, Any]) -> str:
