@@ -147,9 +147,7 @@ def styled(
 def literal(plot: Any, _: Any) -> None:
     """Show names in titles and at axes as they are: Bokeh would read `$$` in them as TeX."""
     figure = plot.handles.get("plot")
-    if figure is None:  # Matplotlib, which would write formulas at the minor ticks of short axes
-        if (axis := plot.handles.get("axis")) is not None and axis.get_yscale() == "log":
-            axis.yaxis.set_minor_formatter("{x:g}")
+    if figure is None:
         return
     if figure.title is not None and isinstance(figure.title.text, str):
         figure.title.text = bokeh_text(figure.title.text)
@@ -456,16 +454,19 @@ def distributions_of(
         "xlim": (-1, len(names)), "xticks": [*enumerate(short)][::apart],
         "xrotation": 90 if sum(map(len, short)) > _LETTERS else 0,
     }  # fmt: skip
+    saved: dict[str, Any] = {"fig_inches": (9, 6), "aspect": 1.5}
     if scale.logarithmic:
-        look |= {
-            "logy": True,
-            "ylim": (scale.low / 2, float(values[known].max()) * 1.5),
-        }
+        look |= {"logy": True, "ylim": (scale.low / 2, float(values[known].max()) * 1.5)}
         look["yformatter"] = "%g"  # powers of ten would be formulas, which saved images do not have
+        saved["hooks"] = [_numbers_along]
     return styled(
-        boxes * medians * points, "Overlay", look, bokeh={"height": _HEIGHT + 60},
-        matplotlib={"fig_inches": (9, 6), "aspect": 1.5},
-    )  # fmt: skip
+        boxes * medians * points, "Overlay", look, bokeh={"height": _HEIGHT + 60}, matplotlib=saved
+    )
+
+
+def _numbers_along(plot: Any, _: Any) -> None:
+    """Write numbers along an overlay's axis, of which Matplotlib ignores the formatter."""
+    plot.handles["axis"].yaxis.set_major_formatter("{x:g}")
 
 
 def edges_of(positions: NDArray[np.int64] | Floats) -> NDArray[np.float64]:

@@ -219,6 +219,8 @@ def test_the_page_shows_images_with_the_normalization_undone(drawn: Drawn) -> No
     shown = np.frombuffer(content, np.uint8).reshape(6, 6, 3)
     assert np.abs(shown.astype(int) - original).max() <= 1
     assert "because no mean and standard deviation were given" in page(drawn)
+    misfit = page(drawn, mean=MEAN[:2], std=STD[:2])
+    assert "because the images have 3 channels and the mean 2" in misfit
     assert "http" not in text.replace("https://", "http://")
 
 
@@ -270,6 +272,8 @@ def test_the_command_prints_text_json_and_a_page(
     assert content["target"] == "target of cross_entropy"
     assert "must be numbers" in printed("--mean", "a", "train.py", code=2).err
     assert "one number per channel" in printed("--mean", "1,2", "train.py", code=2).err
+    zero = printed("--mean", "1,2", "--std", "0,1", "train.py", code=2).err
+    assert "--std must be positive, got '0,1'" in zero
     single = printed("--batches", "1", "train.py").out
     assert single.startswith("1 batch\n")
     assert "1 value (0: 6)" in single

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from comgra_decl.errors import EventFileError, MissingPackageError, StoreError
+from comgra_decl.errors import EventFileError, MissingPackageError, StoreError, UnknownNameError
 from comgra_decl.export import export_run
 from comgra_decl.importing import import_tensorboard
 from comgra_decl.query import list_runs, open_group, open_run
@@ -71,6 +71,8 @@ def test_files_of_other_programs_are_equal_to_what_these_wrote(tmp_path: Path) -
         assert [*runs[name].notes()["text"]] == texts
         left_out = {} if name == "tensorflow1" else {"histograms": 1}
         assert runs[name].document("imported")["left_out"] == left_out
+    with pytest.raises(UnknownNameError, match="has no tensors, so there is no graph to draw"):
+        runs["tensorboardx"].plot.graph()
     table = runs["keras-validation"].kpis()
     for metric, values in json.loads((files / "keras.json").read_text()).items():
         found = table[table["name"] == metric.replace("val", "epoch")]

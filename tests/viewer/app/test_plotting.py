@@ -24,7 +24,7 @@ from comgra_decl import viewer
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, open_group, open_run
 from comgra_decl.viewer import plotting
-from comgra_decl.viewer.elements import as_lines
+from comgra_decl.viewer.elements import as_lines, distributions_of
 from comgra_decl.viewer.palette import KINDS
 from comgra_decl.viewer.plotting import plotted, save, shaded
 from tests.support.fake_run import FakeRun
@@ -405,6 +405,16 @@ def test_a_heat_map_saved_as_an_image_names_its_tensors(run: Run, tmp_path: Path
     text = save(plotted(run).heat("l2"), tmp_path / "heat.svg").read_text()
     for node in run.nodes[:3]:
         assert f"<!-- {node}" in text, "Matplotlib writes each label as a comment"
+
+
+def test_a_logarithmic_axis_saved_as_an_image_has_numbers_and_no_formulas(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plotting.use("matplotlib")
+    values = np.geomspace(1e-3, 50, 240).reshape(6, 40)
+    found = distributions_of(values, [f"layer{i}" for i in range(6)], "std", "spread", every=1)
+    page = save(found, tmp_path / "spread.svg").read_text()
+    assert {"<!-- 0.01 -->", "<!-- 1 -->"} <= {*re.findall("<!-- [^>]* -->", page)}
+    assert "$" not in page
 
 
 @pytest.mark.parametrize("steps", [1, 2])
