@@ -50,6 +50,14 @@ _MOST_REMEMBERED = 10_000
 _HAS_GENERATIONS = sys.version_info < (3, 14) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 """Whether objects move to the oldest generation only when the second one is collected."""
 
+_key = object.__hash__
+"""Returns a number that only one object has, as `id` does: the hash of its address.
+
+`id` itself is an audited event, so if the program has an audit hook in Python (`sys.addaudithook`),
+each call of it would let other threads run in the middle of a search. Types themselves cannot be
+keys, because one whose metaclass defines `==` may not be hashable.
+"""
+
 _remembered: tuple[Moved, list[weakref.ref[Any]]] | None = None
 
 _frozen: dict[int, weakref.ref[Any]] = {}
@@ -89,10 +97,10 @@ def instances_of(cls: type[T]) -> Iterator[T]:
     also finds objects reachable from variables of running functions.
     """
     kinds = _with_derived(cls)
-    yield from (found for found in _sought() if id(type(found)) in kinds)
+    yield from (found for found in _sought() if _key(type(found)) in kinds)
     if gc.get_freeze_count():
         noted = (known() for known in list(_frozen.values()))
-        yield from (found for found in chain(noted, _reached()) if id(type(found)) in kinds)
+        yield from (found for found in chain(noted, _reached()) if _key(type(found)) in kinds)
 
 
 def all_of(cls: type[T]) -> list[T]:
@@ -132,18 +140,18 @@ def _moved() -> Moved:
 
 def functions_with(code: CodeType) -> list[FunctionType]:
     """Return the functions with the given code object, except frozen ones (`gc.freeze`)."""
-    functions = _among(gc.get_referrers, code, kinds={id(FunctionType)})
+    functions = _among(gc.get_referrers, code, kinds={_key(FunctionType)})
     return [function for function in functions if function.__code__ is code]
 
 
 def unfrozen_of(types: Collection[type]) -> list[Any]:
     """Return the objects of exactly the given types, except frozen ones (`gc.freeze`)."""
-    return _unfrozen({id(kind) for kind in types})
+    return _unfrozen({_key(kind) for kind in types})
 
 
 def referrers_of(*things: Any) -> list[Any]:
     """Return the objects that refer to any of some things, except tuples and frames."""
-    return _among(gc.get_referrers, *things, kinds={id(tuple), id(FrameType)}, without=True)
+    return _among(gc.get_referrers, *things, kinds={_key(tuple), _key(FrameType)}, without=True)
 
 
 def _unfrozen(kinds: Collection[int]) -> list[Any]:
@@ -158,13 +166,12 @@ def _among(
     Args:
         found: the function of `gc`.
         about: its arguments.
-        kinds: the ids of the types; ids are used because a type whose metaclass defines `==` may
-            not be hashable.
+        kinds: the keys of the types.
         without: whether to return the objects of all other types instead.
     """
     box: list[list[Any]] = []
     fill: Iterator[Any] = filter(None, map(box.extend, (starmap(found, (about,)),)))
-    flags = map(kinds.__contains__, map(id, map(type, chain.from_iterable(box))))
+    flags = map(kinds.__contains__, map(_key, map(type, chain.from_iterable(box))))
     if without:
         flags = map(operator.not_, flags)
     objects = chain(chain.from_iterable(box), repeat(None))  # infinite, so that `flags` ends first
@@ -175,12 +182,12 @@ def _among(
 
 def _with_derived(cls: type) -> set[int]:
     waiting: list[type] = [cls]
-    known = {id(cls)}
+    known = {_key(cls)}
     derived: type
     while waiting:
         for derived in type.__subclasses__(waiting.pop()):
-            if id(derived) not in known:
-                known.add(id(derived))
+            if _key(derived) not in known:
+                known.add(_key(derived))
                 waiting.append(derived)
     return known
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -76,6 +77,36 @@ def test_another_thread_finishes_the_tuple_that_it_makes(look: str) -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between instructions only")
+def test_so_it_does_if_the_program_has_an_audit_hook() -> None:
+    """`id` is an audited event, and hooks cannot be removed: in a process of its own."""
+    code = """
+import sys, threading
+import torch
+from comgra_decl.hooks.objects import instances_of, referrers_of, unfrozen_of
+from torch import nn
+sys.addaudithook(lambda event, arguments: None)
+sys.setswitchinterval(1e-6)
+failed, over = [], []
+def fill():
+    try:
+        while not over:
+            tuple(number for number in range(200))
+    except Exception as error:
+        failed.append(error)
+thread = threading.Thread(target=fill)
+thread.start()
+model = nn.Linear(2, 2)
+for _ in range(20):
+    assert any(found is model for found in instances_of(nn.Module))
+    assert unfrozen_of([list, dict])
+    assert referrers_of(model.weight)
+over.append(True)
+thread.join()
+assert not failed, failed
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
 def test_nothing_is_collected_meanwhile() -> None:
     during: list[str] = []
 
