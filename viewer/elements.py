@@ -17,7 +17,16 @@ from comgra_decl.viewer.graph.places import text_width
 from comgra_decl.viewer.model.drawing import Drawing, limit_of, tile_ticks
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.numbers import number
-from comgra_decl.viewer.palette import BLUE, INK, LINES, signed_faded
+from comgra_decl.viewer.model.runs import Scale
+from comgra_decl.viewer.palette import (
+    BLUE,
+    INK,
+    LINES,
+    ORANGE,
+    colour_at,
+    faded,
+    signed_faded,
+)
 from comgra_decl.viewer.style import LEGEND
 from comgra_decl.visible import visible
 
@@ -47,6 +56,12 @@ _LINES = 5
 
 _HALF, _NAMED, _LONGEST = 0.3, 40, 24
 """Half the width of a box, the most boxes that all have names, and the most letters of a name."""
+
+_DENSE = 40
+"""Number of bars above which they have no gaps."""
+
+_FAINTEST = 0.02
+"""Weight, relative to the largest of its head, below which there is no line."""
 
 Floats = NDArray[np.float64]
 
@@ -95,6 +110,223 @@ def banded(curves: Mapping[str, pd.DataFrame], value: str, title: str) -> hv.Ove
     look = {"title": title, "ylabel": value, "show_legend": len(lines) > 1}
     whole = hv.Overlay([*bands, *lines])
     return styled(whole, "Overlay", look, bokeh={"height": 300, "legend_position": "right"})
+
+
+def stacked(
+    table: pd.DataFrame, colours: Mapping[str, str], title: str, *, value: str
+) -> hv.Overlay:
+    """Return the parts of each row of a table as a bar, the first part at the bottom.
+
+    Each part is an `hv.Area` with the dimensions `from`, `to` and `size`, and four points for each
+    bar.
+
+    Args:
+        table: one row for each bar, whose index is its place; one column for each part.
+        colours: the colour of each part.
+        title: the title.
+        value: the name of the values.
+    """
+    places, axis = table.index.to_numpy(np.float64), str(table.index.name)
+    apart = float(np.diff(places).min()) if len(places) > 1 else 1.0
+    half = (0.4 if len(places) <= _DENSE else 0.5) * apart
+    sides = np.stack([places - half] * 2 + [places + half] * 2, axis=1).ravel()
+    tops = table.cumsum(axis=1)
+    areas = []
+    for part, colour in colours.items():
+        size, top = (each[part].to_numpy(np.float64)[:, None] for each in (table, tops))
+        ends = ((np.array([0, 1, 1, 0]) * each).ravel() for each in (top - size, top, size))
+        area = hv.Area((sides, *ends), axis, ["from", "to", "size"], label=visible(part))
+        areas.append(
+            styled(
+                area, "Area", {"color": colour, "show_legend": True},
+                bokeh={"line_color": None}, matplotlib={"facecolor": colour, "linewidth": 0},
+            )
+        )  # fmt: skip
+    look: dict[str, Any] = {
+        "title": title, "xlabel": axis, "ylabel": value, "show_legend": True,
+        "legend_position": "right", "ylim": (0, 1.05 * float(table.sum(axis=1).max()) or 1.0),
+    }  # fmt: skip
+    if len(places) <= _NUMBERS:
+        look["xticks"] = [(place, f"{place:.0f}") for place in places.tolist()]
+    return styled(
+        hv.Overlay(areas), "Overlay", look, bokeh={"height": 300},
+        matplotlib={"fig_inches": (9, 5), "aspect": "auto"},
+    )  # fmt: skip
+
+
+def parallel(runs: Sequence[str], scales: Sequence[Scale], title: str) -> hv.Overlay:
+    """Return each run as a line over parallel axes, coloured by its place on the last one.
+
+    The lines are `hv.Path` with the dimensions `run` and `place` (on the last axis, from 0 to 1).
+    """
+    places = np.array([scale.places for scale in scales]).T
+    across = np.arange(len(scales))
+    lines = hv.Path(
+        [
+            {"axis": across, "height": each, "run": visible(run), "place": each[-1]}
+            for run, each in zip(runs, places, strict=True)
+        ],
+        kdims=["axis", "height"],
+        vdims=["run", "place"],
+    )
+    lines = styled(
+        lines, "Path", {"color": "place", "cmap": [colour_at(x) for x in np.linspace(0, 0.9, 64)]},
+        bokeh={"line_width": 1.8, "tools": ["hover"]}, matplotlib={"linewidth": 1.4},
+    )  # fmt: skip
+    marks = [
+        (i + 0.02, at + 0.03, visible(text))
+        for i, scale in enumerate(scales)
+        for at, text in scale.ticks
+    ]
+    labels = styled(
+        hv.Labels(marks, kdims=["axis", "height"], vdims=["text"]), "Labels", {},
+        bokeh={"text_font_size": "11px", "text_color": INK, "text_align": "left"},
+        matplotlib={"size": 9, "color": INK, "horizontalalignment": "left"},
+    )  # fmt: skip
+    poles = styled(
+        hv.Segments([(i, 0, i, 1) for i in across.tolist()]), "Segments", {"color": INK},
+    )  # fmt: skip
+    names = [visible(scale.label) for scale in scales]
+    look = {
+        "title": title, "xticks": [*enumerate(names)], "yaxis": None, "xlabel": "",
+        "xlim": (-0.2, len(scales) - 0.4), "ylim": (-0.08, 1.08),
+        "xrotation": 20 if sum(map(len, names)) > _LETTERS else 0,
+    }  # fmt: skip
+    return styled(
+        poles * lines * labels, "Overlay", look, bokeh={"height": _HEIGHT},
+        matplotlib={"fig_inches": (max(7.0, 1.6 * len(scales)), 5.0), "aspect": "auto"},
+    )  # fmt: skip
+
+
+def heads_of(maps: Sequence[NDArray[np.float32]], names: Sequence[str], label: str) -> hv.Image:
+    """Return small maps of attention heads: a row for each layer, a column for each head.
+
+    Args:
+        maps: for each layer, [heads, rows, columns]; each head is shown relative to its largest
+            weight.
+        names: the names of the layers.
+        label: the title.
+    """
+    side = max(max(each.shape[1:]) for each in maps) + 1
+    heads = max(len(each) for each in maps)
+    whole = np.full((side * len(maps) - 1, side * heads - 1), np.nan)
+    for layer, each in enumerate(maps):
+        most = each.max((1, 2), keepdims=True, initial=0.0)
+        shares = np.divide(each, most, out=np.zeros(each.shape, np.float64), where=most > 0)
+        for head, share in enumerate(shares):
+            top, left = layer * side, head * side
+            whole[top : top + share.shape[0], left : left + share.shape[1]] = share
+    rows, columns = whole.shape
+    image = hv.Image(
+        whole[::-1], bounds=(0, 0, columns, rows), kdims=["head", "layer"],
+        vdims=["share of the largest weight"], label=label,
+    )  # fmt: skip
+    middle = (side - 1) / 2
+    look = {
+        "cmap": faded(ORANGE), "clim": (0, 1), "colorbar": True, "invert_yaxis": True,
+        "xticks": [(head * side + middle, str(head)) for head in range(heads)],
+        "yticks": [(layer * side + middle, visible(name)) for layer, name in enumerate(names)],
+        "ylabel": "",
+    }  # fmt: skip
+    wide = max(4.0, 0.8 * heads + 2), max(2.5, 0.8 * len(maps) + 1)
+    return styled(
+        image, "Image", look,
+        bokeh={"height": round(max(200, min(80 * len(maps) + 60, HIGHEST)))},
+        matplotlib={"fig_inches": wide, "aspect": "auto", "cformatter": SHORT},
+    )  # fmt: skip
+
+
+def tokens_joined(
+    weights: NDArray[np.float32], queries: Sequence[str], keys: Sequence[str], label: str
+) -> hv.Overlay:
+    """Return lines from queries (left) to keys (right), the more opaque the larger the weight.
+
+    The lines are `hv.Segments` with the dimensions `head` and `weight`.
+
+    Args:
+        weights: [heads, queries, keys], by the number of the head's colour.
+        queries: the token of each row.
+        keys: the token of each column.
+        label: the title.
+    """
+    parts: list[Any] = []
+    found = np.nan_to_num(weights)
+    for head, colour in zip(range(len(found)), cycle(LINES), strict=False):
+        rows, columns = np.nonzero(found[head] >= _FAINTEST * found[head].max(initial=0.0))
+        values = found[head][rows, columns]
+        known = values > 0
+        rows, columns, values = rows[known], columns[known], values[known]
+        opacity = values / values.max(initial=1.0) / np.sqrt(len(found))
+        table = (np.zeros(len(rows)), rows, np.ones(len(rows)), columns, values, opacity)
+        lines = hv.Segments(
+            tuple(table), kdims=["x", "y", "right", "key"], vdims=["weight", "opacity"],
+            label=f"head {head}",
+        )  # fmt: skip
+        parts.append(styled(lines, "Segments", {"color": colour, "alpha": "opacity"}))
+    for x, words, side in ((-0.03, queries, "right"), (1.03, keys, "left")):
+        places = [(x, i, visible(word)) for i, word in enumerate(words)]
+        named = hv.Labels(places, kdims=["x", "y"], vdims=["token"])
+        parts.append(
+            styled(
+                named, "Labels", {},
+                bokeh={"text_align": side, "text_font_size": "11px", "text_color": INK},
+                matplotlib={"horizontalalignment": side, "size": 8, "color": INK},
+            )
+        )  # fmt: skip
+    count = max(len(queries), len(keys))
+    look = {
+        "title": label, "xaxis": None, "yaxis": None, "invert_yaxis": True, "show_legend": False,
+        "xlim": (-0.6, 1.6), "ylim": (-0.7, count - 0.3),
+    }  # fmt: skip
+    return styled(
+        hv.Overlay(parts), "Overlay", look,
+        bokeh={"height": max(200, min(18 * count + 60, HIGHEST))},
+        matplotlib={"fig_inches": (6, max(2.5, 0.22 * count + 0.8)), "aspect": "auto"},
+    )  # fmt: skip
+
+
+def worded(cells: hv.QuadMesh, words: Sequence[Sequence[str]], title: str) -> hv.Overlay:
+    """Return named cells, whose values are not negative, with a word in each.
+
+    The figure is as wide as the words need.
+    """
+    values = np.asarray(cells.dimension_values(2, flat=False), np.float64)
+    dark = values > 0.8 * np.nanmax(values, initial=0.0)  # white on light orange is hard to read
+    places = [
+        (column, row, visible(word), "#ffffff" if dark[row, column] else "#1d2433")
+        for row, line in enumerate(words)
+        for column, word in enumerate(line)
+    ]
+    named = styled(
+        hv.Labels(places, kdims=["column", "row"], vdims=["text", "colour"]), "Labels", {},
+        bokeh={"text_font_size": "11px", "text_color": "colour"},
+        matplotlib={"size": 8.5, "color": "colour"},
+    )  # fmt: skip
+    wide = sum(max(map(text_width, column)) + 12 for column in zip(*words, strict=True))
+    high = max(200, min(22 * len(words) + 100, HIGHEST))
+    look = {"title": title, "invert_yaxis": True}
+    return styled(
+        cells * named, "Overlay", look, bokeh={"height": high},
+        matplotlib={"fig_inches": (max(6.0, wide / 65 + 2.5), high / 70), "aspect": "auto"},
+    )  # fmt: skip
+
+
+def points_by(
+    points: Mapping[str, hv.Points], dimension: str, title: str, frame: tuple[Floats, Floats]
+) -> hv.NdOverlay:
+    """Return points in a colour for each key, in a frame from its lowest to its highest corner."""
+    overlay = hv.NdOverlay(points, kdims=[dimension], sort=False)
+    overlay = styled(
+        overlay, "Points", {"color": hv.Cycle(list(LINES))},
+        bokeh={"size": 7, "tools": ["hover"], "height": _HEIGHT}, matplotlib={"s": 26},
+    )  # fmt: skip
+    (left, low), (right, high) = frame
+    x, y = (right - left) * 0.05 or 0.5, (high - low) * 0.05 or 0.5
+    look = {
+        "title": title, "xlim": (left - x, right + x), "ylim": (low - y, high + y),
+        "legend_position": "right", "show_legend": len(points) > 1,
+    }  # fmt: skip
+    return styled(overlay, "NdOverlay", look, bokeh={"height": _HEIGHT})
 
 
 def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
@@ -381,11 +613,13 @@ def cells_of(
     label: str,
     *,
     value: str = "value",
+    signed: bool = True,
 ) -> hv.QuadMesh:
     """Return rows and columns with names, such as nodes or steps; the first row is on top.
 
     The dimensions are `column`, `row`, the value, and the names under those of the axes. This is
     not an `hv.HeatMap`, because Matplotlib draws the rows of one in another order than their names.
+    The scale diverges from zero if the values are `signed`, and begins at zero otherwise.
     """
     down = f"{axes[0]} (down)" if axes[0] == axes[1] else axes[0]
     rows, columns = np.meshgrid(*(np.array(each, object) for each in names), indexing="ij")
@@ -399,7 +633,8 @@ def cells_of(
     largest = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
     high = min(max(200, LINE * len(names[0]) + 100), HIGHEST)
     look = {
-        "cmap": signed_faded(), "clim": (-largest, largest), "colorbar": True,
+        "cmap": signed_faded() if signed else faded(ORANGE),
+        "clim": (-largest if signed else 0, largest), "colorbar": True,
         "xlabel": axes[1], "ylabel": down, "invert_yaxis": True,
         "xticks": [*enumerate(names[1])], "yticks": [*enumerate(names[0])],
         "xrotation": 90 if sum(map(len, names[1])) > _LETTERS else 0,

@@ -37,15 +37,23 @@ from comgra_decl.viewer.elements import (
     cells_of,
     distributions_of,
     edges_of,
+    heads_of,
     lines_over_names,
     overlaid,
+    parallel,
     picture_of,
+    points_by,
+    stacked,
     styled,
+    tokens_joined,
+    worded,
     written,
 )
 from comgra_decl.viewer.graph.layout import Outline, Room, Scene
 from comgra_decl.viewer.graph_figure import GRAPH_SIZE, graph_figure
 from comgra_decl.viewer.model import verdicts
+from comgra_decl.viewer.model.attention import Attention, attention, layers, thumbnails
+from comgra_decl.viewer.model.clouds import METHOD_NAMES
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.distribution import cumulative, quantile
@@ -55,15 +63,18 @@ from comgra_decl.viewer.model.findings import RULE
 from comgra_decl.viewer.model.fitting import GENERAL
 from comgra_decl.viewer.model.graph import Graph, graph_of, heat_of, node_values, scale_of, value_of
 from comgra_decl.viewer.model.landscapes import Landscape, landscape
+from comgra_decl.viewer.model.lenses import lenses
 from comgra_decl.viewer.model.library import XAxis
-from comgra_decl.viewer.model.memory_use import MEMORY
+from comgra_decl.viewer.model.memory_use import MEMORY, memory_moments, memory_steps, part_colours
 from comgra_decl.viewer.model.painting import colours, painted
 from comgra_decl.viewer.model.pictures import cards_of
+from comgra_decl.viewer.model.runs import scale_of as scale_of_settings
+from comgra_decl.viewer.model.runs import short_names
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, nearest
 from comgra_decl.viewer.model.series import bounds, flat, smoothed, thin
 from comgra_decl.viewer.model.stretches import candidates, line_of_slot
-from comgra_decl.viewer.model.time_use import TIME
+from comgra_decl.viewer.model.time_use import TIME, phases
 from comgra_decl.viewer.model.unusual import UNUSUAL
 from comgra_decl.viewer.notebook import Look, load_in_notebook
 from comgra_decl.viewer.palette import (
@@ -444,15 +455,7 @@ class RunPlots:
             UnknownNameError: there is no such picture, node, step or sample, or it has no numbers
                 for tokens.
         """
-        view, kind = RunView(self._run), self._probe_of(type)
-        steps = [int(each) for each in view.steps(kind)] if kind else []
-        at = (steps[-1] if steps else -1) if step is None else step
-        if at not in steps:
-            there = ", ".join(map(str, steps[-3:])) or "none"
-            raise UnknownNameError(f"step {at} has no record of a probe; the last ones: {there}.")
-        count = len(self._run.samples(at, type=kind))
-        if not 0 <= sample < count:
-            raise UnknownNameError(f"there is no sample {sample} at step {at}; there are {count}.")
+        view, kind, at = self._sampled(step, sample, type)
         cards = [card for card in cards_of(view, kind, at, sample) if card.words]
         mine = [card for card in cards if card.name == name and node in (None, card.node)]
         if len(mine) != 1:
@@ -471,9 +474,253 @@ class RunPlots:
             return cells_of(values, ["explained", "token"], [rows, words], title)
         return written(card.words, np.array(card.shares) * card.high, title)
 
+    def _sampled(self, step: int | None, sample: int, type: str | None) -> tuple[RunView, str, int]:
+        """Return the view, the type and the step of a probe's record that has the sample."""
+        view, kind = RunView(self._run), self._probe_of(type)
+        steps = [int(each) for each in view.steps(kind)] if kind else []
+        at = (steps[-1] if steps else -1) if step is None else step
+        if at not in steps:
+            there = ", ".join(map(str, steps[-3:])) or "none"
+            raise UnknownNameError(f"step {at} has no record of a probe; the last ones: {there}.")
+        count = len(self._run.samples(at, type=kind))
+        if not 0 <= sample < count:
+            raise UnknownNameError(f"there is no sample {sample} at step {at}; there are {count}.")
+        return view, kind, at
+
     def _probe_of(self, type: str | None) -> str:
         probes = [each for each in self._run.types if each.startswith(PROBE_PREFIX)]
         return type if type is not None else next(iter(probes), "")
+
+    def lens(
+        self, name: str, *, step: int | None = None, sample: int = 0, type: str | None = None
+    ) -> hv.Overlay:
+        """Return what each layer of a language model would predict, as in the viewer.
+
+        A row for each layer and a column for each position; a cell contains the token that the
+        layer would predict. Its colour, the dimension `probability`, is the one that the layer
+        gives to the explained token.
+
+        Args:
+            name: name of a picture with the method `logit_lens`.
+            step: the step; by default, the last one of the probe.
+            sample: number of the sample.
+            type: type of execution, such as "probe:words"; by default, the first probe.
+
+        Raises:
+            UnknownNameError: there is no such picture, step or sample.
+        """
+        view, kind, at = self._sampled(step, sample, type)
+        found = {each.name: each for each in lenses(view, kind, at, sample, {})}
+        if name not in found:
+            there = ", ".join(map(repr, found)) or "none"
+            raise UnknownNameError(
+                f"there is no logit lens {shown(name)}{did_you_mean(name, found) or '.'} "
+                f"Logit lenses at step {at}: {there}."
+            )
+        layers, words = found[name].layers, found[name].words
+        values = np.array([[share for _, share in cells] for _, cells in layers])
+        columns = [f"{i} {visible(word)}" for i, word in enumerate(words)]
+        names = [[visible(node) for node, _ in layers], columns]
+        title = f"{found[name].title}, sample {sample} at step {at}"
+        cells = cells_of(
+            values, ["layer", "position"], names, title, value="probability", signed=False
+        )
+        return worded(cells, [[word for word, _ in line] for _, line in layers], title)
+
+    def attention(
+        self,
+        node: str | None = None,
+        *,
+        head: int | None = None,
+        step: int | None = None,
+        sample: int = 0,
+        type: str | None = None,
+    ) -> hv.Image | hv.QuadMesh:
+        """Return attention weights of a sample: all layers and heads, or one head.
+
+        Without a node, there is a small map for each layer (rows) and head (columns), in which the
+        largest weight of each head is 1. With a node and a head, the weights are cells, with the
+        queries as rows and the keys as columns, and their tokens as names. `slot.plot.preview`
+        draws all heads of a node.
+
+        Args:
+            node: the node whose output or recomputed weights are drawn.
+            head: the head; by default 0.
+            step: the step; by default, the last one.
+            sample: number of the sample.
+            type: type of execution; by default, training.
+
+        Raises:
+            UnknownNameError: the run has no attention weights, or there is no such node, head,
+                step or sample.
+        """
+        view, at = self._selected(step, sample, type)
+        if node is not None:
+            found = self._attention_of(view, node, at)
+            self._check_head(found, head or 0)
+            names = [[*found.queries], [*found.keys]]
+            names = [[f"{i} {visible(word)}" for i, word in enumerate(each)] for each in names]
+            title = f"{node}, head {head or 0}, sample {sample} at step {at.step}"
+            values = found.weights[head or 0].astype(np.float64)
+            return cells_of(values, ["query", "key"], names, title, value="weight", signed=False)
+        if head is not None:
+            raise UnknownNameError("a head needs a node")
+        every = [(slot, attention(view, slot, at)) for slot in self._layers(view)]
+        known = [(slot.node, thumbnails(found)) for slot, found in every if found is not None]
+        if not known:
+            raise UnknownNameError(
+                f"no attention weights of sample {sample} were recorded at step {at.step}."
+            )
+        title = f"attention, sample {sample} at step {at.step}"
+        return heads_of([maps for _, maps in known], [name for name, _ in known], title)
+
+    def attention_lines(
+        self,
+        node: str,
+        *,
+        head: int | None = None,
+        step: int | None = None,
+        sample: int = 0,
+        type: str | None = None,
+    ) -> hv.Overlay:
+        """Return attention as lines from each query to the keys that it attends to.
+
+        As in the head view of BertViz (Vig 2019), each head has a colour, and the lines of large
+        weights are opaque. The arguments are those of `attention`; by default, all heads are drawn.
+        """
+        view, at = self._selected(step, sample, type)
+        found = self._attention_of(view, node, at)
+        weights, which = found.weights, "all heads"
+        if head is not None:
+            self._check_head(found, head)
+            weights, which = weights[head : head + 1], f"head {head}"
+        title = f"{node}, {which}, sample {sample} at step {at.step}"
+        return tokens_joined(weights, found.queries, found.keys, title)
+
+    def _selected(
+        self, step: int | None, sample: int, type: str | None
+    ) -> tuple[RunView, Selection]:
+        view = RunView(self._run)
+        steps = [int(each) for each in view.steps(type or "")]
+        if not steps or (step is not None and step not in steps):
+            raise UnknownNameError(
+                f"step {step} was not recorded; the last ones: "
+                f"{', '.join(map(str, steps[-3:])) or 'none'}."
+            )
+        at = steps[-1] if step is None else step
+        return view, Selection(type=type or "", step=at, batch=str(sample))
+
+    def _layers(self, view: RunView) -> list[Any]:
+        found = layers(view)
+        if not found:
+            raise UnknownNameError(
+                f"the run {self._run.name!r} has no attention weights; the preset `attention` "
+                "records them."
+            )
+        return found
+
+    def _attention_of(self, view: RunView, node: str, at: Selection) -> Attention:
+        every = self._layers(view)
+        mine = [slot for slot in every if slot.node == node]
+        if not mine:
+            names = [*dict.fromkeys(slot.node for slot in every)]
+            raise UnknownNameError(
+                f"{shown(node)} has no attention weights{did_you_mean(node, names) or '.'} "
+                f"They are recorded of: {', '.join(map(repr, names))}."
+            )
+        found = next((made for slot in mine if (made := attention(view, slot, at))), None)
+        if found is None:
+            raise UnknownNameError(
+                f"no attention weights of {node!r} for sample {at.sample} were recorded at step "
+                f"{at.step}."
+            )
+        return found
+
+    def _check_head(self, found: Attention, head: int) -> None:
+        if not 0 <= head < len(found.weights):
+            raise UnknownNameError(f"there is no head {head}; there are {len(found.weights)}.")
+
+    def embedding(
+        self,
+        node: str,
+        *,
+        step: int | None = None,
+        method: str = "pca",
+        type: str | None = None,
+    ) -> hv.NdOverlay:
+        """Return the samples of a node as points in the plane: `Run.embedding`.
+
+        The points of each label have a colour, and the axes are the same at all steps. The
+        dimensions are `first`, `second`, `sample` and the key `label`.
+
+        Args:
+            node: the node.
+            step: the step; by default, the last one.
+            method: "pca", "tsne" or "umap"; the others need the extra `projections`.
+            type: type of execution; by default, the first probe, or training without one.
+
+        Raises:
+            UnknownNameError: the values of the node were not recorded, or not at this step, or
+                there is no such method.
+            MissingPackageError: openTSNE or umap-learn is not installed.
+        """
+        found = self._run.embedding(node, method=method, type=type)
+        steps = found.labels["step"]
+        at = steps[-1] if step is None else step
+        if at not in steps:
+            raise UnknownNameError(
+                f"step {at} has no values of {node!r}; the last ones: "
+                f"{', '.join(map(str, steps[-3:]))}."
+            )
+        every, points = found.values, found.values[steps.index(at)]
+        labels = ["" if each is None else str(each) for each in found.labels["sample"]]
+        table = pd.DataFrame(points, columns=["first", "second"])
+        table["sample"], table["label"] = np.arange(len(points)), labels
+        groups = {
+            visible(str(label)): hv.Points(mine, ["first", "second"], ["sample"])
+            for label, mine in table.groupby("label", sort=True)
+        }
+        title = f"{node} at step {at}: {METHOD_NAMES[method]}"
+        frame = np.nanmin(every, axis=(0, 1)), np.nanmax(every, axis=(0, 1))
+        return points_by(groups, "label", title, frame)
+
+    def memory(self, by: str = "step") -> hv.Overlay:
+        """Return what the memory contains in each measured step, or over one: `Run.memory`.
+
+        Bars of parts on top of each other, in MB, as in the viewer's *KPIs* section.
+
+        Args:
+            by: "step", or "moment" for the course of the fullest measured step.
+
+        Raises:
+            UnknownNameError: memory was not measured.
+            ValueError: `by` is neither of them.
+        """
+        if by not in ("step", "moment"):
+            raise ValueError(f"by must be 'step' or 'moment', got {by!r}")
+        view = RunView(self._run)
+        title, table = "memory of each measured step", memory_steps(view)
+        if by == "moment" and (moments := memory_moments(view)):
+            title, table = f"memory over step {moments[0]}", moments[1]
+        if table is None or table.empty:
+            self._run.memory()  # says why there is none
+            raise UnknownNameError(f"the memory of the run {self._run.name!r} was not measured.")
+        return stacked(table, part_colours(map(str, table)), title, value="MB")
+
+    def times(self) -> hv.Overlay:
+        """Return the time of each phase of the profiled steps: `Run.profile(by="step")`.
+
+        Bars of phases on top of each other, in milliseconds, as in the viewer's *KPIs* section.
+
+        Raises:
+            UnknownNameError: the run has no profile.
+        """
+        table = phases(RunView(self._run))
+        if table is None or table.empty:
+            self._run.profile()  # says why there is none
+            raise UnknownNameError(f"the run {self._run.name!r} has no profile.")
+        colours = part_colours(map(str, table))
+        return stacked(table, colours, "time of each profiled step", value="ms")
 
     def effects(
         self,
@@ -840,9 +1087,9 @@ class SlotPlots:
             styled(
                 hv.Area(table, "step", [low, high], label=label),
                 "Area",
-                {"color": BLUE, "alpha": alpha},
+                {"color": BLUE, "alpha": alpha, "show_legend": True},
                 bokeh={"line_color": None},
-                matplotlib={"linewidth": 0},
+                matplotlib={"facecolor": BLUE, "linewidth": 0},
             )
             for low, high, label, alpha in (
                 ("p5", "p95", "5% to 95%", 0.2),
@@ -947,22 +1194,8 @@ class GroupPlots:
         """
         group = self._group
         table = group.differences() if isinstance(group, Group) else differences(group)
-        if setting not in table.index:
-            there = [*table.index]
-            raise UnknownNameError(
-                f"the runs do not differ in a setting {shown(setting)}"
-                f"{did_you_mean(setting, there) or '.'} They differ in: "
-                f"{', '.join(map(repr, there)) or 'none'}."
-            )
-        rows: list[tuple[Any, float, str]] = []
-        for name, run in zip(self._names, self._group, strict=True):
-            metrics = run.kpis(automatic=True)
-            mine = metrics[metrics["name"] == kpi]
-            if len(mine):
-                rows.append((table.loc[setting, name], float(mine["value"].iloc[-1]), name))
-        if not rows:
-            tables = (run.kpis(automatic=True) for run in self._group)
-            _check_metric(kpi, list(dict.fromkeys(n for table in tables for n in table["name"])))
+        _check_setting(setting, table)
+        rows = [(table.loc[setting, name], value, name) for name, value in self._last(kpi).items()]
         points = pd.DataFrame(rows, columns=[setting, kpi, "run"])
         found = hv.Points(points, kdims=[setting, kpi], vdims=["run"])
         return styled(
@@ -972,6 +1205,49 @@ class GroupPlots:
             bokeh={"size": 8, "tools": ["hover"]},
             matplotlib={"s": 30},
         )
+
+    def parallel(self, kpi: str, *settings: str) -> hv.Overlay:
+        """Return the runs as lines over parallel axes: settings, and the last value of a metric.
+
+        The lines are an `hv.Path` with the dimensions `run` and `place`, the height on the axis of
+        the metric, which colours them. Runs without the metric are left out.
+
+        Args:
+            kpi: name of the metric.
+            settings: the settings; by default, all in which the runs differ.
+
+        Raises:
+            UnknownNameError: the runs do not differ in one of the settings or in any, or have no
+                such metric.
+        """
+        group = self._group
+        table = group.differences() if isinstance(group, Group) else differences(group)
+        for setting in settings:
+            _check_setting(setting, table)
+        chosen = [*settings] or [*map(str, table.index)]
+        if not chosen:
+            raise UnknownNameError("the runs do not differ in any setting.")
+        last = self._last(kpi)
+        short = short_names(chosen)
+        scales = [
+            scale_of_settings(short[each], [table.loc[each, run] for run in last])
+            for each in chosen
+        ]
+        scales.append(scale_of_settings(kpi, [*last.values()]))
+        return parallel([*last], scales, f"settings and {kpi}")
+
+    def _last(self, kpi: str) -> dict[str, float]:
+        """Return the last value of a metric of each run that has it."""
+        last, there = {}, []
+        for name, run in zip(self._names, self._group, strict=True):
+            metrics = run.kpis(automatic=True)
+            mine = metrics[metrics["name"] == kpi]
+            if len(mine):
+                last[name] = float(mine["value"].iloc[-1])
+            there += metrics["name"].unique().tolist()
+        if not last:
+            _check_metric(kpi, list(dict.fromkeys(there)))
+        return last
 
 
 def save(element: Any, path: str | Path) -> Path:
@@ -1120,6 +1396,16 @@ def _one_image(
     while values.ndim > 2:
         values, axes = values.sum(0), axes[1:]
     return values, axes
+
+
+def _check_setting(setting: str, table: pd.DataFrame) -> None:
+    if setting not in table.index:
+        there = [*map(str, table.index)]
+        raise UnknownNameError(
+            f"the runs do not differ in a setting {shown(setting)}"
+            f"{did_you_mean(setting, there) or '.'} They differ in: "
+            f"{', '.join(map(repr, there)) or 'none'}."
+        )
 
 
 def _check_metric(name: str, there: Iterable[str]) -> None:

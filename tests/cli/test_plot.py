@@ -38,6 +38,8 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "valley": {"method": "loss_slice", "of": "eyes", "points": 5, "measure": 0},
         },
         "interventions": {"off": {"of": "eyes", "select": "0", "do": "zero", "measure": 0}},
+        "memory": {"steps": [0, 0]},
+        "profile": {"steps": [1, 1]},
     }
     for rate in (0.1, 0.2):
         torch.manual_seed(0)
@@ -62,6 +64,10 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--view", "runs-kpi", "--name", "loss", "--x", "time"], "at 0.1"),
         (["--view", "runs-series", "--node", "2", "--statistic", "std"], "at 0.2"),
         (["--view", "runs-settings", "--setting", "config.rate", "--name", "loss"], "config.rate"),
+        (["--view", "runs-parallel", "--name", "loss", "--setting", "config.rate"], "rate"),
+        (["--view", "embedding", "--node", "2"], "2 at step 2: principal components"),
+        (["--view", "memory", "--by", "moment"], "memory over step 0"),
+        (["--view", "times"], "time of each profiled step"),
     ],
 )
 def test_so_do_those_of_values_probes_and_several_runs(
@@ -155,6 +161,14 @@ def test_other_formats_and_the_answer_as_json(
         (["a.svg", "--other", "x", "--other", "y"], "--view graph takes only one --other"),
         (["a.svg", "--view", "heat", "--statistic", "l2", "--colour", "time"], "has no --colour"),
         (["a.svg", "--view", "text", "--name", "why"], "no record of a probe"),
+        (["a.svg", "--view", "attention"], "has no attention weights; the preset `attention`"),
+        (["a.svg", "--view", "attention-lines"], "--view attention-lines needs --node"),
+        (["a.svg", "--view", "memory", "--by", "day"], "by must be 'step' or 'moment', got 'day'"),
+        (["a.svg", "--view", "runs-parallel"], "--view runs-parallel needs --name"),
+        (
+            ["a.svg", "--view", "runs-settings", "--setting", "a", "--setting", "b"],
+            "only one --set",
+        ),
         (["a.svg", "--view", "runs-kpi"], "--view runs-kpi needs --name"),
         (["a.svg", "--view", "runs-kpi", "--name", "los"], "did you mean 'loss'"),
         (["a.svg", "--view", "runs-settings", "--name", "loss"], "needs --setting"),

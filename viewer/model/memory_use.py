@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from comgra_decl.records import OTHER
 from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.time_use import size_of_box
-from comgra_decl.viewer.palette import SCALE, colour_at
+from comgra_decl.viewer.palette import BLUE, GREY, LINES, ORANGE, SCALE, colour_at
 
 MEMORY = "memory"
 """Value of `colour` that paints the graph with memory."""
@@ -28,6 +29,17 @@ OF = "activations of "
 
 _MOST_NODES = 5
 _REST = "other activations"
+
+_COLOURS = {
+    **dict.fromkeys(("parameters", "forward"), BLUE),
+    **dict.fromkeys(("gradients", "backward"), ORANGE),
+    **dict.fromkeys((ACTIVATIONS, "data"), LINES[3]),
+    "optimizer": LINES[2],
+    "other": GREY,
+    _REST: "#cdd2db",  # light, because one of the nodes may be grey
+}
+"""Colours of the parts of the memory and of the phases of a step."""
+
 _MB = 1e6
 
 
@@ -61,6 +73,12 @@ def memory_moments(view: RunView) -> tuple[int, pd.DataFrame] | None:
     been released.
     """
     return view.now("memory moments", lambda: _moments(view))
+
+
+def part_colours(parts: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each part of the memory or phase of a step; nodes have their own."""
+    further = itertools.cycle(LINES[3:])
+    return {part: _COLOURS.get(part) or next(further) for part in parts}
 
 
 def _moments(view: RunView) -> tuple[int, pd.DataFrame] | None:

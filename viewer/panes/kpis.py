@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 from typing import Any, ClassVar
 
-import pandas as pd
 import panel as pn
 from bokeh.models import ColumnDataSource
 from bokeh.models.annotations import LegendItem
 
 from comgra_decl.viewer.model.kpis import Chart, charts
-from comgra_decl.viewer.model.memory_use import ACTIVATIONS, memory_moments, memory_steps
+from comgra_decl.viewer.model.memory_use import memory_moments, memory_steps, part_colours
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import nearest
 from comgra_decl.viewer.model.series import extent
 from comgra_decl.viewer.model.tables import kpi_csv, stack_csv
 from comgra_decl.viewer.model.time_use import phases
-from comgra_decl.viewer.palette import BLUE, GREY, LINES, ORANGE
+from comgra_decl.viewer.palette import LINES
 from comgra_decl.viewer.panes.base import Act, Exhibit, Pane, Shown, html_view
 from comgra_decl.viewer.panes.figures import Frame, legend, unit_range
 from comgra_decl.viewer.panes.hovering import STEP, SUBJECT, Row
@@ -46,9 +44,6 @@ STEPS = "memory per measured step (MB)"
 
 MOMENTS = "memory over step {} (MB)"
 """Title of the figure with what the memory contains at each moment of a step."""
-
-_PHASES = (LINES[3], BLUE, ORANGE, LINES[2], GREY)
-_MEMORY = {"parameters": BLUE, "optimizer": LINES[2], "gradients": ORANGE, ACTIVATIONS: LINES[3]}
 
 _GRID = """
 :host {
@@ -139,7 +134,7 @@ class KpisPane(Pane):
                 continue
             drawn = before.get(title)
             if drawn is None or [*drawn.table] != [*table]:
-                colours = _colours(title, table)
+                colours = part_colours(map(str, table))
                 words = ("phase", "time") if title == TIMES else ("part", "size")
                 drawn = StackFigure(title, colours, (str(table.index.name), *words))
             drawn.draw(table, "ms" if title == TIMES else "MB")
@@ -198,12 +193,3 @@ class _KpiFigure:
         self._legend.visible = len(self._legend.items) > 1
         self._lines[label] = source, dots.glyph
         return self._lines[label]
-
-
-def _colours(title: str, table: pd.DataFrame) -> dict[str, str]:
-    """Return a colour for each part of a stack; activations of nodes have their own."""
-    parts = [*map(str, table)]
-    if title == TIMES:
-        return dict(zip(parts, _PHASES, strict=True))
-    further = itertools.cycle(LINES[3:])
-    return {part: _MEMORY.get(part) or next(further) for part in parts}

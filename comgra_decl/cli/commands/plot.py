@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,21 +31,31 @@ class View(StrEnum):
     PICTURE = "picture"
     LANDSCAPE = "landscape"
     TEXT = "text"
+    LENS = "lens"
+    ATTENTION = "attention"
+    ATTENTION_LINES = "attention-lines"
+    EMBEDDING = "embedding"
+    MEMORY = "memory"
+    TIMES = "times"
     EFFECTS = "effects"
     INDUCTION = "induction"
     DISTRIBUTIONS = "distributions"
     RUNS_KPI = "runs-kpi"
     RUNS_SERIES = "runs-series"
     RUNS_SETTINGS = "runs-settings"
+    RUNS_PARALLEL = "runs-parallel"
 
 
 _ANY = inspect.Parameter.VAR_POSITIONAL
-_OF_RUNS = {View.RUNS_KPI: "kpi", View.RUNS_SERIES: "series", View.RUNS_SETTINGS: "settings"}
+_OF_RUNS = {
+    View.RUNS_KPI: "kpi", View.RUNS_SERIES: "series", View.RUNS_SETTINGS: "settings",
+    View.RUNS_PARALLEL: "parallel",
+}  # fmt: skip
 """Views of several runs, and the methods of `Group.plot` that draw them."""
 
 _NAMED = {
     View.PICTURE: "name", View.LANDSCAPE: "name", View.TEXT: "name", View.EFFECTS: "name",
-    View.RUNS_KPI: "name", View.RUNS_SETTINGS: "kpi",
+    View.LENS: "name", View.RUNS_KPI: "name", View.RUNS_SETTINGS: "kpi", View.RUNS_PARALLEL: "kpi",
 }  # fmt: skip
 """Views with exactly one `--name`, and its parameter."""
 
@@ -103,7 +114,18 @@ def command(
         ),
     ] = None,
     setting: Annotated[
-        str | None, typer.Option(help="Setting in which runs differ, such as config.lr.")
+        list[str] | None,
+        typer.Option(
+            help="Setting in which runs differ, such as config.lr. For parallel axes, it can be "
+            "repeated; default: all."
+        ),
+    ] = None,
+    head: Annotated[int | None, typer.Option(min=0, help="Attention head.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Method of an embedding: pca (default), tsne or umap.")
+    ] = None,
+    by: Annotated[
+        str | None, typer.Option(help="Bars of the memory: each measured step, or each moment.")
     ] = None,
     x: Annotated[
         str | None, typer.Option("--x", help="Axis of runs-kpi: step, time or samples.")
@@ -137,9 +159,11 @@ def command(
         "expanded": expand,
         "of": pass_,
         "node": node,
-        "setting": setting,
         "x": x,
         "colour": colour,
+        "head": head,
+        "method": method,
+        "by": by,
     }
     options: dict[str, Any] = {
         option: value for option, value in given.items() if value is not None
@@ -161,7 +185,7 @@ def command(
         options["other"] = open_run(other[0])
     elif view is View.CLOUD:
         options.setdefault("step", int(opened.steps[-1]))
-    element = _drawn(plots, view, names=name or [], options=options)
+    element = _drawn(plots, view, names=name or [], settings=setting or [], options=options)
     from comgra_decl.viewer.plotting import save  # after `plot`, which names a missing extra
 
     try:
@@ -191,32 +215,45 @@ def _of_runs(runs: Any) -> Any:
     return plotted(runs)
 
 
-def _drawn(plots: Any, view: View, *, names: list[str], options: dict[str, Any]) -> Any:
+def _drawn(
+    plots: Any, view: View, *, names: list[str], settings: list[str], options: dict[str, Any]
+) -> Any:
     """Return the element that a method of `plots` draws.
 
     Raises:
         BadParameter: the view has no such option, or needs one more.
     """
-    method = getattr(plots, _OF_RUNS.get(view, view.value))
-    known = inspect.signature(method).parameters
-    one = view in _NAMED
+    method = getattr(plots, _OF_RUNS.get(view, view.value.replace("-", "_")))
+    one, several = view in _NAMED, view is View.RUNS_PARALLEL
     if len(names) > one and view is not View.KPIS:
         most = "only one" if one else "no"
         raise typer.BadParameter(f"--view {view.value} takes {most} --name")
+    if len(settings) > 1 and not several:
+        raise typer.BadParameter(f"--view {view.value} takes only one --setting")
     if one and names:
         options[_NAMED[view]] = names[0]
-    for option in options:
-        if option not in known:
-            raise typer.BadParameter(f"--view {view.value} has no --{_FLAGS.get(option, option)}")
-    for option, parameter in known.items():
-        needed = (
-            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
-        )
-        if needed and option not in options:
-            raise typer.BadParameter(f"--view {view.value} needs --{_FLAGS.get(option, option)}")
+    if settings and not several:
+        options["setting"] = settings[0]
+    _check_options(view, inspect.signature(method).parameters, options)
+    if several:
+        given = [options.pop("kpi"), *settings]
+    else:
+        given = names if view is View.KPIS else []
     try:
-        return method(*(names if view is View.KPIS else ()), **options)
+        return method(*given, **options)
     except ComgraError:
         raise
     except ValueError as error:  # an argument, such as the smoothing
         raise typer.BadParameter(str(error)) from error
+
+
+def _check_options(
+    view: View, known: Mapping[str, inspect.Parameter], options: Mapping[str, Any]
+) -> None:
+    for option in options:
+        if option not in known:
+            raise typer.BadParameter(f"--view {view.value} has no --{_FLAGS.get(option, option)}")
+    for option, parameter in known.items():
+        needed = parameter.default is parameter.empty and parameter.kind is not _ANY
+        if needed and option not in options:
+            raise typer.BadParameter(f"--view {view.value} needs --{_FLAGS.get(option, option)}")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree as ET
 
 import holoviews as hv
@@ -247,6 +247,148 @@ def test_a_text_or_landscape_that_does_not_exist_is_explained(
 ) -> None:
     with pytest.raises(UnknownNameError, match=why):
         getattr(plotted(read[0]), view)(**asked)
+
+
+class _Attending(nn.Module):
+    """A model of tokens with attention, a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 8)
+        self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 9)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        mixed, _ = self.attn(x, x, x, average_attn_weights=False)
+        return cast(torch.Tensor, self.head(self.norm(x + mixed)))
+
+
+@pytest.fixture(scope="module")
+def attending(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run with attention weights, a logit lens, measured memory and a profile."""
+    spec = {
+        "nodes": {"all": {"select": "**", "values": True}},
+        "probes": {"words": {"samples": {"count": 3}, "schedule": {"first": 9}}},
+        "pictures": {
+            "guess": {
+                "method": "logit_lens", "of": "words", "select": "embed", "norm": "norm",
+                "head": "head",
+            }
+        },
+        "memory": {"steps": [1, 2]},
+        "profile": {"steps": [3, 4]},
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model, tokens = _Attending(), torch.randint(9, (4, 5))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace(spec, root=tmp_path_factory.mktemp("attending")) as session:
+        for _ in range(6):  # those that are measured are not recorded
+            optimizer.zero_grad()
+            answer = model(tokens).flatten(0, 1)
+            nn.functional.cross_entropy(answer, tokens.flatten()).backward()
+            optimizer.step()
+    return open_run(session.path or "")
+
+
+def test_attention_is_drawn_as_cells_lines_and_small_maps(attending: Run) -> None:
+    plots = plotted(attending)
+    slot = next(
+        s for s in attending.arrays.slots if "attn" in s.key.node and s.shape[1:] == (2, 5, 5)
+    )
+    weights = attending.slot(slot.key.node, role=slot.key.role).value(5)[1]  # of sample 1
+    cells = plots.attention("attn", head=1, sample=1)
+    drawn = cells.dimension_values("weight", flat=False)
+    np.testing.assert_allclose(drawn, weights[1], rtol=1e-6)
+    tokens = attending.slot("input", role="input").value(5)[1]
+    names = cells.dimension_values("key", flat=False)[0]
+    assert [*names] == [f"{i} {token}" for i, token in enumerate(tokens)]
+    lines = plots.attention_lines("attn", sample=1).traverse(lambda part: part, [hv.Segments])
+    assert [part.label for part in lines] == ["head 0", "head 1"]
+    for part, mine in zip(lines, weights, strict=True):
+        table = part.dframe()
+        np.testing.assert_allclose(
+            table["weight"], mine[table["y"].astype(int), table["key"].astype(int)], rtol=1e-6
+        )
+        assert len(table) == (mine >= 0.02 * mine.max()).sum()
+    small = plots.attention(sample=1).dimension_values(2, flat=False)
+    np.testing.assert_allclose(small[:5, 6:11], weights[1] / weights[1].max(), rtol=1e-6)
+
+
+def test_a_lens_has_the_tokens_and_probabilities_of_each_layer(attending: Run) -> None:
+    overlay = plotted(attending).lens("guess", sample=2)
+    (cells,) = overlay.traverse(lambda part: part, [hv.QuadMesh])
+    (words,) = overlay.traverse(lambda part: part, [hv.Labels])
+    found = attending.picture("guess", 5)
+    np.testing.assert_allclose(
+        cells.dimension_values("probability", flat=False)[0], np.exp(found.values[2]), rtol=1e-5
+    )
+    assert len(words) == 5
+
+
+def test_attention_and_lenses_are_saved_with_their_tokens(attending: Run, tmp_path: Path) -> None:
+    plots, tokens = plotted(attending), attending.slot("input", role="input").value(5)[0]
+    drawn = {
+        "small": (plots.attention(), ["attention, sample 0 at step 5"]),
+        "cells": (plots.attention("attn"), [f"{i} {token}" for i, token in enumerate(tokens)]),
+        "lines": (plots.attention_lines("attn", head=1), [str(token) for token in tokens]),
+        "lens": (plots.lens("guess"), [f"{i} {token}" for i, token in enumerate(tokens)]),
+    }
+    for name, (element, texts) in drawn.items():
+        image = save(element, tmp_path / f"{name}.svg").read_text()
+        assert all(f"<!-- {text} -->" in image for text in texts), name
+
+
+def test_an_embedding_is_that_of_the_run_in_one_frame(attending: Run) -> None:
+    found = attending.embedding("embed")
+    for place, step in enumerate((0, 5)):
+        overlay = plotted(attending).embedding("embed", step=step)
+        table = overlay.dframe().sort_values("sample")
+        np.testing.assert_allclose(table[["first", "second"]], found.values[place])
+    assert dimensions(overlay) == ["label", "first", "second", "sample"]
+
+
+def test_stacks_add_up_to_the_memory_and_the_time_of_each_step(attending: Run) -> None:
+    memory = attending.memory(by="step")
+    areas = plotted(attending).memory().traverse(lambda part: part, [hv.Area])
+    sizes = {part.label: part.dframe()["size"][1::4].to_numpy() for part in areas}
+    for part, drawn in sizes.items():
+        np.testing.assert_allclose(drawn, memory[part] / 1e6)
+    top = max(part.dframe()["to"].max() for part in areas)
+    assert top == pytest.approx(memory.sum(axis=1).max() / 1e6)
+    times = attending.profile(by="step")
+    drawn = plotted(attending).times().traverse(lambda part: part, [hv.Area])
+    assert [part.label for part in drawn] == ["data", "forward", "backward", "optimizer", "other"]
+    for part in drawn:
+        np.testing.assert_allclose(part.dframe()["size"][1::4], times[part.label])
+    course = plotted(attending).memory("moment").traverse(lambda part: part, [hv.Area])
+    assert len(course) > len(areas)
+
+
+@pytest.mark.parametrize(
+    ("view", "asked", "why"),
+    [
+        ("attention", {"node": "atn"}, "'atn' has no attention weights; did you mean 'attn'"),
+        ("attention", {"node": "attn", "head": 2}, "there is no head 2; there are 2"),
+        ("attention", {"head": 1}, "a head needs a node"),
+        ("attention", {"sample": 9}, "no attention weights of sample 9"),
+        ("attention", {"step": 7}, "step 7 was not recorded; the last ones: 0, 5"),
+        ("lens", {"name": "gues"}, "no logit lens 'gues'; did you mean 'guess'"),
+        ("embedding", {"node": "embed", "step": 7}, "step 7 has no values of 'embed'"),
+        ("embedding", {"node": "embed", "method": "pac"}, "did you mean 'pca'"),
+    ],
+)
+def test_what_a_view_of_the_network_does_not_have_is_explained(
+    attending: Run, view: str, asked: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(UnknownNameError, match=why):
+        getattr(plotted(attending), view)(**asked)
+
+
+def test_without_a_measurement_there_are_no_stacks_and_no_attention(run: Run) -> None:
+    for view in ("memory", "times", "attention"):
+        with pytest.raises(UnknownNameError):
+            getattr(plotted(run), view)()
 
 
 def test_the_metrics_are_an_overlay_of_curves(run: Run) -> None:
@@ -557,6 +699,19 @@ def rates(tmp_path: Path) -> Group:
         fake.write(4)
         fake.close()
     return open_group(tmp_path / "rates")
+
+
+def test_parallel_axes_have_a_line_for_each_run(rates: Group) -> None:
+    overlay = plotted(rates).parallel("loss")
+    (paths,) = overlay.traverse(lambda part: part, [hv.Path])
+    table = pd.concat(path.dframe() for path in paths.split())
+    points = plotted(rates).settings("config.optimizer.lr", "loss").dframe()
+    assert {*table["run"]} == {*points["run"]}
+    last = table[table["axis"] == table["axis"].max()].set_index("run")["height"]
+    lowest, highest = points.set_index("run")["loss"].agg(["idxmin", "idxmax"])
+    assert (last[lowest], last[highest]) == (0, 1)
+    with pytest.raises(UnknownNameError, match=r"did you mean 'config\.optimizer\.lr'"):
+        plotted(rates).parallel("loss", "config.optimizer.l")
 
 
 def test_settings_are_points_of_runs(rates: Group) -> None:
