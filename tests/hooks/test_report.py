@@ -175,3 +175,17 @@ def test_modules_of_a_model_that_is_gone_are_still_described() -> None:
     shapes = {m["node"]: m["parameters"]["weight"]["shape"] for m in described if m["parameters"]}
     assert shapes["0"] == [3, 3]
     assert shapes["Sequential#2.0"] == [4, 3]
+
+
+def test_the_projection_of_attention_that_torch_never_calls_is_not_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = {"all": {"select": "**", "capture": ["output"]}}
+    model = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with caplog.at_level(logging.WARNING, "comgra_decl"), recording(nodes=nodes) as run:
+        for _ in range(2):
+            model(torch.randn(2, 3, 4)).square().sum().backward()
+            optimizer.step()
+    assert run.report["entries"]["all"]["never_called"] == ["self_attn.out_proj"]
+    assert "self_attn.out_proj" not in caplog.text
