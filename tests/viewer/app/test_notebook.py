@@ -83,6 +83,7 @@ def test_what_the_run_does_not_have_is_an_error_that_names_near_ones(
         run.view(pane, **at)
 
 
+@pytest.mark.slow
 def test_a_file_is_told_that_nobody_answers_and_the_page_is_not(run: Run, tmp_path: Path) -> None:
     shown: Any = run.view(node="head")
     parts = [part for part in shown.select(Component) if part.ready]
@@ -126,6 +127,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Document]:
     return made
 
 
+@pytest.mark.slow
 def test_a_section_that_is_opened_is_searched_for_models_once(
     run: Run, searches: list[Document]
 ) -> None:
@@ -180,6 +182,7 @@ def test_the_whole_viewer_works_inside_another_page_and_leaves_its_address_alone
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_graph_of_its_own_fills_its_cell_after_a_click(
     run: Run, serve: Callable[..., str], page: Any
 ) -> None:
@@ -322,6 +325,7 @@ def test_a_notebook_needs_no_network(
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_click_that_no_kernel_can_hear_is_answered_with_the_reason(
     cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
 ) -> None:
@@ -351,6 +355,7 @@ window.comm_manager = {
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_what_python_has_changed_is_not_sent_back_to_it(
     cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
 ) -> None:

@@ -162,6 +162,7 @@ def _address(said: Path, viewer: subprocess.Popen[bytes]) -> str:
     raise AssertionError(said.read_text())
 
 
+@pytest.mark.slow
 def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
     for number in range(24):
         shutil.copytree(runs / "group" / "small", runs / f"sweep{number % 2}" / f"lr-{number:02d}")
