@@ -18,6 +18,7 @@ from tests.annotations.nets import Net, curve, traced
 from tests.support.forked import Program
 
 
+@pytest.mark.slow
 def test_four_thousand_losses_are_the_true_ones_bit_for_bit(tmp_path: Path) -> None:
     net = Net()
     run, truth = traced(tmp_path, lambda: [net.step() for _ in range(4_000)])
@@ -199,6 +200,7 @@ def test_what_the_loop_says_after_a_step_is_about_that_step(tmp_path: Path) -> N
     assert run.notes()["step"].tolist() == run.notes()["text"].astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_other_threads_may_say_something_too(tmp_path: Path) -> None:
     net, done = Net(), threading.Event()
 

@@ -84,6 +84,7 @@ def counted(bucket: Bucket, ranks: int, records: int) -> dict[str, tuple[int, in
         pytest.param(11, 77, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_requests_grow_with_ranks_and_their_chain_does_not(
     bucket: Bucket, ranks: int, records: int
 ) -> None:
