@@ -86,7 +86,7 @@ def test_a_program_cannot_tell_that_it_is_run_by_us(folder: Path, line: str) -> 
 def test_the_console_command_is_the_same_door(folder: Path) -> None:
     code = "import sys; from comgra_decl.cli.main import main; main()"
     plain = python(folder, "code/tell.py", "--help")
-    traced = python(folder, "-c", code, "run", "--spec=off", "code/tell.py", "--help")
+    traced = forked(folder, "-c", code, "run", "--spec=off", "code/tell.py", "--help")
     assert plain.stdout == traced.stdout
 
 
@@ -159,7 +159,7 @@ def test_classes_of_the_script_travel_to_other_processes(tmp_path: Path) -> None
 
 
 def test_a_wrong_spec_ends_the_program_before_the_training(folder: Path) -> None:
-    done = python(folder, "-m", "comgra_decl", "schedule.evry=2", "graph=3", "code/tell.py")
+    done = forked(folder, "-m", "comgra_decl", "schedule.evry=2", "graph=3", "code/tell.py")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "comgra: the spec has 2 problems:" in done.stderr
@@ -170,7 +170,7 @@ def test_a_wrong_spec_ends_the_program_before_the_training(folder: Path) -> None
 
 
 def test_a_script_that_is_missing_is_said(tmp_path: Path) -> None:
-    done = python(tmp_path, "-m", "comgra_decl", "trian.py")
+    done = forked(tmp_path, "-m", "comgra_decl", "trian.py")
     assert done.returncode == 2
     assert "script 'trian.py' does not exist" in done.stderr
 

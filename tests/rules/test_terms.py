@@ -89,9 +89,8 @@ def clipped(model: nn.Module, *, negated: bool, sign: float, attached: bool = Fa
     return sign * policy + ((values - returns) ** 2).mean()
 
 
-@pytest.mark.parametrize("log_prob", LOG_PROBS)
+@pytest.mark.parametrize("log_prob", shortened(LOG_PROBS, tried=1))
 @pytest.mark.parametrize(("sign", "wrong"), [(-1, False), (1, True)])
-@pytest.mark.slow
 def test_a_policy_that_unlearns_good_actions(
     log_prob: LogProb, sign: float, wrong: bool, tmp_path: Path
 ) -> None:
@@ -362,7 +361,6 @@ def test_a_sample_scaled_by_its_variance(scale: float, wrong: bool, tmp_path: Pa
     ("summed", "weight", "wrong"),
     [(True, 1, False), (True, 4, False), (False, 1, True), (False, 1e-3, False)],
 )
-@pytest.mark.slow
 def test_a_divergence_that_outweighs_the_reconstruction(
     summed: bool, weight: float, wrong: bool, tmp_path: Path
 ) -> None:
@@ -374,7 +372,6 @@ def test_a_divergence_that_outweighs_the_reconstruction(
 
 
 @pytest.mark.parametrize("uniform", [True, False])
-@pytest.mark.slow
 def test_noise_from_the_wrong_distribution(uniform: bool, tmp_path: Path) -> None:
     assert ("uniform_noise" in names(tmp_path, bound, VAE(uniform=uniform))) is uniform
 
@@ -454,7 +451,6 @@ def test_predictions_that_cannot_reach_their_targets(
 
 
 @pytest.mark.parametrize("classes", [True, False])
-@pytest.mark.slow
 def test_regressions_of_class_numbers(classes: bool, tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         x = torch.randn(N, 4)
@@ -660,8 +656,10 @@ def test_tables_that_are_standardized_by_row(rows: bool, tmp_path: Path) -> None
     assert ("standardized_rows" in names(tmp_path, loss, mlp(6, 1), steps=12)) is rows
 
 
-@pytest.mark.parametrize(("mode", "wrong"), [("train", True), ("eval", False), ("none", False)])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "wrong"),
+    [("train", True), ("eval", False), pytest.param("none", False, marks=pytest.mark.slow)],
+)
 def test_evaluations_in_training_mode(mode: str, wrong: bool, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Linear(16, 1))
 
@@ -683,7 +681,6 @@ def test_evaluations_in_training_mode(mode: str, wrong: bool, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-@pytest.mark.slow
 def test_a_posterior_that_is_never_sampled(sampled: bool, tmp_path: Path) -> None:
     class Autoencoder(VAE):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -953,7 +950,6 @@ def test_targets_with_the_index_of_the_best_action(choice: Discount, tmp_path: P
 
 @pytest.mark.parametrize("fresh", [False, True])
 @pytest.mark.parametrize("used", ["stored", "executed"])
-@pytest.mark.slow
 def test_log_probabilities_of_other_actions(fresh: bool, used: str, tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         policy = torch.distributions.Categorical(logits=model(torch.randn(N, 4))[0])
@@ -1162,7 +1158,6 @@ def test_weighted_samples_beside_an_entropy_are_no_policy(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("end", [True, False])
-@pytest.mark.slow
 def test_sequences_whose_end_is_ignored(end: bool, tmp_path: Path) -> None:
     """Token 0 is padding, and token 8 the end, if there is one."""
 
