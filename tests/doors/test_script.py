@@ -107,7 +107,7 @@ def test_a_training_is_recorded_and_stays_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "code", "last_words"),
     [
-        ("raise KeyError('mine')", 1, "KeyError: 'mine'\n"),
+        pytest.param("raise KeyError('mine')", 1, "KeyError: 'mine'\n", marks=pytest.mark.slow),
         pytest.param("import sys; sys.exit(7)", 7, "", marks=pytest.mark.slow),
         pytest.param("import sys; sys.exit('message')", 1, "message\n", marks=pytest.mark.slow),
         pytest.param("import os; os._exit(3)", 3, "", marks=pytest.mark.slow),

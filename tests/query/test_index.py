@@ -154,6 +154,7 @@ def test_a_list_with_an_index_is_the_list_without(root: Path, seed: int) -> None
         assert list_runs(root) == expected
 
 
+@pytest.mark.slow
 def test_other_folders_indexes_and_odd_files_change_nothing(root: Path, tmp_path: Path) -> None:
     expected = list_runs(root)
     other = tmp_path / "other"
@@ -201,6 +202,7 @@ def test_lines_that_no_index_has_are_not_used(root: Path, before: str, after: st
     assert list_runs(root) == expected
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_no_longer_what_it_was(trained: Path) -> None:
     polars = pytest.importorskip("polars")
     group = open_group(trained)
@@ -313,6 +315,7 @@ def test_an_overview_from_the_index_is_that_of_the_runs(trained: Path) -> None:
     assert differences.loc["config.optimizer.lr"].tolist() == [10.0**-n for n in range(MANY)]
 
 
+@pytest.mark.slow
 def test_the_file_is_a_table_for_other_tools(trained: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     polars = pytest.importorskip("polars")

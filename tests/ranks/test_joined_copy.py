@@ -125,6 +125,7 @@ def test_a_copy_and_a_compacted_run_keep_them(folder: Path, tmp_path: Path) -> N
             assert_same(before, numbers(open_run(run)))
 
 
+@pytest.mark.slow
 def test_damaged_statistics_are_joined_again(folder: Path) -> None:
     before = numbers(open_run(folder))
     joined = JoinedReader(folder).join()

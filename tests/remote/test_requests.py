@@ -108,6 +108,7 @@ def test_a_finished_run_is_polled_with_one_request(bucket: Bucket) -> None:
 
 
 @pytest.mark.usefixtures("bucket")
+@pytest.mark.slow
 def test_numbers_read_in_few_requests_are_those_that_were_written() -> None:
     root, (writer,), (truth,) = written(1, records=20)
     reader = Reader(root)

@@ -503,8 +503,8 @@ def sums(model: nn.Module) -> Tensor:
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
-    "rises": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60], gamma=10),
     "warms up": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: min(1, n / 50)),
+    "rises": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60], gamma=10),
     "decays at once": lambda o: torch.optim.lr_scheduler.StepLR(o, 4, gamma=0.5),
     "warms up for ever": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: n / 5000),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 150),
@@ -513,7 +513,7 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.
 }
 
 
-@pytest.mark.parametrize("name", shortened(SCHEDULES, tried=3))
+@pytest.mark.parametrize("name", shortened(SCHEDULES, tried=2))
 def test_schedules(name: str, tmp_path: Path) -> None:
     model = mlp(5, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)

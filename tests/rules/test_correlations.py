@@ -72,6 +72,7 @@ def test_chance_is_hardly_ever_reported(kind: Callable[..., Floats]) -> None:
     assert wrong <= 2
 
 
+@pytest.mark.slow
 def test_trends_that_all_have_in_common_are_not_reported() -> None:
     for seed in range(10):
         rng = np.random.default_rng(seed)
@@ -178,6 +179,7 @@ def test_false_shares_are_those_of_benjamini_and_hochberg(chances: list[float]) 
         assert share == pytest.approx(min(1.0, *candidates, 1.0))
 
 
+@pytest.mark.slow
 def test_samples_with_a_larger_loss_are_told_by_what_they_have(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Linear(4, 1)

@@ -117,6 +117,7 @@ def test_a_dry_run_of_such_a_spec_is_possible() -> None:
     assert _rehearsed(spec, Path("x")).on_finding.keep == "never"
 
 
+@pytest.mark.slow
 def test_the_last_records_of_a_training_are_looked_at(tmp_path: Path) -> None:
     for on_finding in ({}, {"keep": "error"}):
         keep = {"ring": 30, "when": ["nonfinite"]}

@@ -212,6 +212,7 @@ def test_what_distinguishes_inputs_stands_for_all_it_causes(
 
 
 @SEEDS
+@pytest.mark.slow
 def test_a_metric_that_drives_the_loss_comes_first(tmp_path: Path, seed: int) -> None:
     found = trained(tmp_path, temperature, seed=seed)
     assert found[0].sentence.startswith("temperature rises when loss rises (")

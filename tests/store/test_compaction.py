@@ -149,6 +149,7 @@ def test_a_damaged_run_stays_as_it_is(run: Path) -> None:
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_damage_of_what_is_there_twice_is_healed(run: Path, written: tuple[Path, Truth]) -> None:
     damage(run, "agg/row/c/77/0/0")
     (found,) = verify(run).damages

@@ -96,7 +96,7 @@ class FakeRun:
                 wanted.append((self.step, "eval"))
         for first in range(0, len(wanted), commit):
             part = wanted[first : first + commit]
-            self.writer.commit(self._batches(part))
+            self.writer.commit(self.batches(part))
 
     def close(self) -> None:
         """Mark the run as finished."""
@@ -135,7 +135,7 @@ class FakeRun:
         late = self.nonfinite_from is not None and step >= self.nonfinite_from
         return late and slot.key.node.endswith("mlp.fc2")
 
-    def _batches(self, records: Sequence[tuple[int, str]]) -> list[StepBatch]:
+    def batches(self, records: Sequence[tuple[int, str]]) -> list[StepBatch]:
         """Return the batch of each (step, type)."""
         slots = [self.present(step, kind) for step, kind in records]
         tensors = [

@@ -583,6 +583,7 @@ def counting(shown: list[tuple[str, str]], step: Step) -> tuple[Step, list[int]]
         pytest.param((8, 8, 5, 5, 5, 5, 5), "observed", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_what_observed_code_does_not_show_is_said_and_auto_looks_for_it_eagerly(
     sizes: tuple[int, ...], last: str, shown: list[tuple[str, str]]
 ) -> None:

@@ -77,6 +77,7 @@ def hovered(page: Any, figure: Any, x: float, y: float) -> list[tuple[str, str]]
     shortened([["overview", "inspect"], ["values", "compare", "kpis"]], tried=1),
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_every_figure_says_what_is_under_the_pointer(
     viewer: Callable[..., Any], sections: list[str]
 ) -> None:

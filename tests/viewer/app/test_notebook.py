@@ -155,6 +155,7 @@ def test_a_section_that_fails_leaves_no_document_frozen(searches: list[Document]
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_click_in_a_pane_of_its_own_answers(
     run: Run, serve: Callable[..., str], page: Any
 ) -> None:
@@ -314,6 +315,7 @@ def written(cells: list[list[dict[str, Any]]], folder: Path) -> str:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_notebook_needs_no_network(
     cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
 ) -> None:

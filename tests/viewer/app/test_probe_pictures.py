@@ -191,6 +191,7 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_line_drawn_around_points_brushes_their_samples(
     probed: RunView, serve: Callable[..., str], page: Any
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_run_of_a_newer_format_says_to_upgrade(runs: Path, show: Show) -> None
     page.locator('article[data-step="11"]').wait_for()
 
 
+@pytest.mark.slow
 def test_a_run_whose_writer_died_is_shown_and_said_to_have_stopped(runs: Path, show: Show) -> None:
     command = [sys.executable, "-c", WRITER, str(runs / "group" / "killed")]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:

@@ -124,6 +124,7 @@ def test_all_tabs_fit_a_laptop(viewer: Callable[..., Any]) -> None:
     assert "`" not in note.inner_text()
 
 
+@pytest.mark.slow
 def test_the_sidebar_folds_and_opens_over_the_page(opened: Callable[..., Any]) -> None:
     page = opened("?node=embed&step=4")
     side = page.locator("#side")
