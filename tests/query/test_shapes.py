@@ -138,6 +138,7 @@ def test_values_have_the_shape_that_their_record_tells(tmp_path: Path) -> None:
         assert run.value("squeeze", step).shape == shape
 
 
+@pytest.mark.slow
 def test_chunks_tell_the_same_as_series(trained: tuple[Run, Seen]) -> None:
     run, _ = trained
     told: dict[int, list[Any]] = {}
