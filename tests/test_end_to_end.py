@@ -274,6 +274,6 @@ def test_two_traces_in_one_process_are_two_runs(tmp_path: Path) -> None:
 
 def test_the_command_line_shows_the_run_as_json(traced: tuple[Run, Witness]) -> None:
     run, _ = traced
-    shown = command(Path(run.path), "show", str(run.path), "--json")
+    shown = command(Path.cwd(), "show", str(run.path), "--json")
     assert not shown.returncode
     assert json.loads(shown.stdout)["records"] == 5

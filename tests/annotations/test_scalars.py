@@ -16,6 +16,7 @@ import comgra_decl as comgra
 from comgra_decl.errors import RunNotFoundError
 from tests.annotations.nets import Net, curve, traced
 from tests.support.forked import Program
+from tests.support.shortened import shortened
 
 
 @pytest.mark.slow
@@ -68,7 +69,9 @@ def test_all_ways_of_calling_backward_are_seen(tmp_path: Path) -> None:
         assert curve(run, name)[1] == [step[number] for step in truth]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", shortened([torch.float32, torch.bfloat16, torch.float64], tried=2)
+)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
 def test_a_loss_of_one_element_is_one_of_any_shape_and_dtype(
     shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
@@ -254,6 +257,7 @@ def _when_there_are(count: int, path: Path) -> pd.DataFrame:
     return kpis
 
 
+@pytest.mark.slow
 def test_after_kill_what_was_committed_is_there(tmp_path: Path) -> None:
     program = Program(tmp_path, "-c", _ENDLESS, tmp_path)
     try:

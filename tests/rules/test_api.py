@@ -79,4 +79,5 @@ def _tried(call: ast.Call) -> list[ast.expr] | None:
     if ast.unparse(call.func) != "shortened" or not isinstance(call.args[0], ast.List):
         return None
     (tried,) = [word.value for word in call.keywords if word.arg == "tried"]
-    return call.args[0].elts[: tried.value] if isinstance(tried, ast.Constant) else None
+    many = tried.value if isinstance(tried, ast.Constant) else None
+    return call.args[0].elts[:many] if isinstance(many, int) else None
