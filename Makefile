@@ -41,7 +41,7 @@ test: lint check  ## set up the environment, lint, check types and run all tests
 
 check: $(VENV)/.test browser
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest \
-		-n $(WORKERS) --dist worksteal $(ARGS)
+		-n $(WORKERS) --dist worksteal --durations=25 --durations-min=2 $(ARGS)
 
 test-long: $(VENV)/.test browser  ## run the long suite: further cases, many kills, damages, sessions and examples
 	@CHROMIUM="$$(.ci/chromium)" $(BIN)/python -m pytest -m slow --durations=0 $(ARGS)

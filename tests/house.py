@@ -41,4 +41,16 @@ def calls(tree: ast.Module) -> Iterator[tuple[str, ast.Call]]:
     """Yield every call in a file with the source text of the called object, as in `path.open`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-            yield ast.unparse(node.func), node
+            yield text(node.func), node
+
+
+def text(expression: ast.expr) -> str:
+    """Return the source text of an expression; for names with dots, much faster than `ast`."""
+    names: list[str] = []
+    node = expression
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        return ".".join([node.id, *reversed(names)])
+    return ast.unparse(expression)

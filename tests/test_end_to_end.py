@@ -18,6 +18,7 @@ from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.query import Run
+from tests.support.programs import command
 
 SPEC = {
     "nodes": {
@@ -273,10 +274,6 @@ def test_two_traces_in_one_process_are_two_runs(tmp_path: Path) -> None:
 
 def test_the_command_line_shows_the_run_as_json(traced: tuple[Run, Witness]) -> None:
     run, _ = traced
-    shown = subprocess.run(
-        [str(Path(sys.executable).parent / "comgra-decl"), "show", str(run.path), "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    shown = command(Path.cwd(), "show", str(run.path), "--json")
+    assert not shown.returncode
     assert json.loads(shown.stdout)["records"] == 5

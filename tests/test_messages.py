@@ -5,11 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-import comgra_decl
+from tests.house import sources
 
-PACKAGE = Path(comgra_decl.__file__).parent
 PLACEHOLDER = re.compile(r"\{[a-z_]+(\[['\"]?\w+['\"]?\]|\.\w+|\([^)]*\))+(:[^}]*)?\}")
 EXAMPLES = {"{oc.env:NAME}"}  # of OmegaConf, in text
 
@@ -34,9 +32,9 @@ def texts(tree: ast.Module) -> Iterator[ast.Constant]:
 
 def test_no_placeholder_is_outside_an_f_string() -> None:
     found = [
-        (str(path.relative_to(PACKAGE)), node.lineno, match[0])
-        for path in sorted(PACKAGE.rglob("*.py"))
-        for node in texts(ast.parse(path.read_text()))
+        (path, node.lineno, match[0])
+        for path, tree in sources()
+        for node in texts(tree)
         for match in [PLACEHOLDER.search(str(node.value))]
         if match is not None and match[0] not in EXAMPLES and "return" not in str(node.value)
     ]

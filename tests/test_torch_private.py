@@ -12,7 +12,7 @@ from torch import nn
 
 from comgra_decl import torch_private
 from comgra_decl.torch_private import ATTRIBUTES, SEEN, WITHOUT_A_DEVICE
-from tests.house import sources
+from tests.house import sources, text
 
 THE_LIST = "torch_private.py"
 
@@ -55,7 +55,7 @@ def _written(tree: ast.Module) -> Iterator[str]:
     """Yield the dotted names in expressions of a file, and strings that may be names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
-            yield ast.unparse(node)
+            yield text(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value if node.value.isprintable() and " " not in node.value else ""
 
@@ -78,7 +78,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
-        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("self", "cls"):
+        elif isinstance(node, ast.Attribute) and text(node.value) in ("self", "cls"):
             yield from [node.attr] if isinstance(node.ctx, ast.Store) else []
 
 

@@ -175,6 +175,8 @@ def part(
             last = at
             break
     found.sort(key=pair.order)
+    nodes, others = set(there.nodes), {node: pair.other(node) for node in here.nodes}
+    paired = set(others.values())
     return Parting(
         first=found[0] if found else None,
         same_until=int(steps[last - 1]) if found and last > 0 else None,
@@ -182,10 +184,8 @@ def part(
         steps=steps[: last + 1],
         drift=np.array(drift[: last + 1]),
         compared=len(pair.matches),
-        only_here=tuple(n for n in here.nodes if pair.other(n) not in set(there.nodes)),
-        only_there=tuple(
-            n for n in there.nodes if n not in {pair.other(name) for name in here.nodes}
-        ),
+        only_here=tuple(node for node, other in others.items() if other not in nodes),
+        only_there=tuple(node for node in there.nodes if node not in paired),
         settings=differences([here, there]),
     )
 

@@ -16,8 +16,10 @@ import comgra_decl as comgra
 from comgra_decl.errors import RunNotFoundError
 from tests.annotations.nets import Net, curve, traced
 from tests.support.forked import Program
+from tests.support.shortened import shortened
 
 
+@pytest.mark.slow
 def test_four_thousand_losses_are_the_true_ones_bit_for_bit(tmp_path: Path) -> None:
     net = Net()
     run, truth = traced(tmp_path, lambda: [net.step() for _ in range(4_000)])
@@ -67,7 +69,9 @@ def test_all_ways_of_calling_backward_are_seen(tmp_path: Path) -> None:
         assert curve(run, name)[1] == [step[number] for step in truth]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", shortened([torch.float32, torch.bfloat16, torch.float64], tried=2)
+)
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1, 1)])
 def test_a_loss_of_one_element_is_one_of_any_shape_and_dtype(
     shape: tuple[int, ...], dtype: torch.dtype, tmp_path: Path
@@ -199,6 +203,7 @@ def test_what_the_loop_says_after_a_step_is_about_that_step(tmp_path: Path) -> N
     assert run.notes()["step"].tolist() == run.notes()["text"].astype(int).tolist()
 
 
+@pytest.mark.slow
 def test_other_threads_may_say_something_too(tmp_path: Path) -> None:
     net, done = Net(), threading.Event()
 
@@ -252,6 +257,7 @@ def _when_there_are(count: int, path: Path) -> pd.DataFrame:
     return kpis
 
 
+@pytest.mark.slow
 def test_after_kill_what_was_committed_is_there(tmp_path: Path) -> None:
     program = Program(tmp_path, "-c", _ENDLESS, tmp_path)
     try:

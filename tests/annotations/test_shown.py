@@ -68,6 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return comgra.open_run(session.path)
 
 
+@pytest.mark.slow
 def test_images_are_stored_as_bytes_whatever_their_form(run: Run) -> None:
     for name in ("bytes", "channels first", "floats"):
         assert np.array_equal(run.shown_value(name), COLOURS), name

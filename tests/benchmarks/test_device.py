@@ -138,6 +138,7 @@ def test_neither_the_viewer_nor_the_store_is_needed(parts: list[str]) -> None:
     assert "| true: raw sums equal those of float64" in done.stdout
 
 
+@pytest.mark.slow
 def test_it_ends_when_the_time_is_over() -> None:
     code = (
         "import time; from benchmarks.device import run;"
@@ -205,6 +206,7 @@ def test_a_part_whose_time_is_over_trains_nothing(
 
 
 @pytest.mark.parametrize("part", PARTS)
+@pytest.mark.slow
 def test_a_part_looks_at_its_time_while_it_runs(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the deadline, at most the training runs of one measurement are still carried out."""
     now, late = [0.0], [0]
@@ -449,6 +451,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Any:
     return judged
 
 
+@pytest.mark.slow
 def test_recorded_compiled_steps_are_compared_with_plain_ones_as_well(compiled: Any) -> None:
     line = "record <= 1.35"
     assert compiled(plain=1.0, idle=1.0, recorded=1.3)[line].met
@@ -474,12 +477,14 @@ def test_older_versions_of_torch_are_no_failure_and_their_idle_steps_are_judged(
     assert {(line.measured, line.met) for line in others.values()} == {("needs torch 2.13", None)}
 
 
+@pytest.mark.slow
 def test_recorded_steps_that_are_not_compiled_are_a_failure(compiled: Any) -> None:
     lines = compiled(plain=1.0, idle=1.0, recorded=1.0, graphs=0)
     assert lines["idle <= 1.05"].met
     assert "no graph was compiled" in lines["record <= 1.35"].measured
 
 
+@pytest.mark.slow
 def test_a_budget_is_not_judged_by_a_training_that_is_bound_by_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -213,6 +213,7 @@ def test_the_command_serves_over_standard_input_and_output(root: Path) -> None:
     assert findings.content[0].text == Agent(root).findings("b")
 
 
+@pytest.mark.slow
 def test_pictures_have_a_limited_size(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = np.random.default_rng(0).standard_normal((64, 300, 300))
     maps = {"noise": noise, "map": np.eye(4)}

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +13,7 @@ from comgra_decl.query import open_run
 from tests.cli.test_commands import done
 from tests.store.test_compaction import damage
 from tests.support.fake_run import FakeRun
+from tests.support.forked import forked
 
 
 @pytest.fixture(scope="module")
@@ -146,11 +144,8 @@ def test_every_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> No
         assert f" {command} " in listed
 
 
-def test_the_shell_completes_commands() -> None:
+def test_the_shell_completes_commands(tmp_path: Path) -> None:
     code = "import sys; from comgra_decl.cli.main import main; main()"
     words = {"COMP_WORDS": "comgra-decl ver", "COMP_CWORD": "1"}
-    shell = {**os.environ, **words, "_COMGRA_DECL_COMPLETE": "complete_bash"}
-    told = subprocess.run(
-        [sys.executable, "-c", code], env=shell, capture_output=True, text=True, timeout=60
-    )
+    told = forked(tmp_path, "-c", code, env={**words, "_COMGRA_DECL_COMPLETE": "complete_bash"})
     assert told.stdout.split() == ["verify"]

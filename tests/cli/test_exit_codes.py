@@ -17,6 +17,7 @@ from comgra_decl.cli.commands import register
 from comgra_decl.cli.main import main
 from comgra_decl.store.database import newest_version
 from tests.support.forked import forked
+from tests.support.shortened import combined, shortened
 
 SCRIPTS = ("run", "plan", "overfit-one-batch", "batch-mixing", "thermometer", "data")
 RUNS = {
@@ -118,8 +119,9 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("path", WRONG)
-@pytest.mark.parametrize("command", [*SCRIPTS, *RUNS, *ROOTS])
+@pytest.mark.parametrize(
+    ("command", "path"), combined([*SCRIPTS, *RUNS, *ROOTS], [*WRONG], rounds=2)
+)
 def test_a_wrong_path_is_said_at_once(
     command: str, path: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -282,7 +284,7 @@ def severities(run: Path) -> set[str]:
         ("error", "never", 0),
     ],
 )
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("as_json", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_diagnose_ends_with_what_it_was_told_to_fail_on(
     runs: Path,
     severity: Literal["error", "warning", "hint"] | None,
@@ -350,7 +352,7 @@ def test_compact_ends_as_documented(runs: Path) -> None:
 
 
 @pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("content", ["[[[", "", "null", "{}"])
+@pytest.mark.parametrize("content", shortened(["[[[", "", "null", "{}"], tried=1))
 def test_a_damaged_verdict_is_said_by_all_that_read_a_run(
     runs: Path,
     content: str,

@@ -232,6 +232,7 @@ def test_whatever_the_content_the_json_is_short(content: dict[str, Any]) -> None
     assert found["left_out"]
 
 
+@pytest.mark.slow
 def test_ls_keeps_the_newest_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(150):
         meta = RunMeta(STATISTICS, 0, None, Spec().model_dump(mode="json"), {}, {}, started=1e9)

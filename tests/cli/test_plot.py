@@ -125,6 +125,7 @@ def test_every_view_becomes_a_vector_image(
     assert shown in texts(target)
 
 
+@pytest.mark.slow
 def test_other_formats_and_the_answer_as_json(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 from torch import nn
 
 import comgra_decl as comgra
+from tests.support.shortened import shortened
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-PAGES = ("trackers", "transformerlens", "nnsight", "pyvene")
+PAGES = ("trackers", "nnsight", "transformerlens", "pyvene")
 PEERS = {"transformerlens": "transformer_lens", "nnsight": "nnsight", "pyvene": "pyvene"}
 """The packages that some blocks use; `make test-research` installs them."""
 
@@ -37,7 +38,7 @@ def written(page: str, *, without: str | None, to: Path) -> Path:
     return program
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", shortened(PAGES, tried=2))
 def test_every_block_of_a_page_runs(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def execute(title: str, names: dict[str, Any]) -> None:
         exec(compile(block, f"samples.md, {title}, block {number}", "exec"), names)
 
 
+@pytest.mark.slow
 def test_the_frame_contains_numpys_statistics_of_each_sample(names: dict[str, Any]) -> None:
     run, frame, probe = names["run"], names["frame"], names["probe"]
     assert [*frame.columns[:2]] == ["place", "label"]

@@ -13,6 +13,8 @@ from comgra_decl.query import open_run
 from docs.gallery import SHOWN, write
 from tests.support.forked import forked
 
+pytestmark = pytest.mark.slow  # builds the site
+
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\bsrc=["']?([^"' >]+)""")
 STYLES = re.compile(r"""<link[^>]*rel=["']?(?:stylesheet|preload|preconnect)[^>]*>""")
@@ -66,7 +68,6 @@ def test_the_gallery_shows_a_network_from_within(site: Path, tmp_path: Path) -> 
         assert words in shown
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(SHOWN))
 def test_every_bug_of_the_gallery_is_found(bug: str, tmp_path: Path) -> None:
     page = write(tmp_path, names=[bug], inside=False).read_text()
@@ -81,7 +82,6 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
         assert [each for each in loaded if "//" in each] == [], page
 
 
-@pytest.mark.slow
 @pytest.mark.browser
 def test_the_search_works_in_pages_opened_as_files(site: Path, chromium: Any) -> None:
     page = chromium.new_page(viewport={"width": 1280, "height": 850})

@@ -28,6 +28,7 @@ def command(line: str) -> list[str] | None:
     return words[1:]
 
 
+@pytest.mark.slow
 def test_every_block_of_the_tour_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

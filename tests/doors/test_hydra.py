@@ -19,6 +19,7 @@ from comgra_decl.spec.loading import presets
 from tests.doors.conftest import FakeSession
 from tests.support.forked import forked
 from tests.support.programs import HYDRA_DATACLASS, HYDRA_YAML, loss_of, plain_loss
+from tests.support.shortened import shortened
 
 
 def composed(overlay: Any = None, **app: Any) -> Any:
@@ -164,6 +165,7 @@ def test_one_word_on_the_command_line_records_a_training(yaml_app: Path) -> None
     assert f"recording to {run.path}" in traced.stdout
 
 
+@pytest.mark.slow
 def test_a_dataclass_config_keeps_its_keys(dataclass_app: Path) -> None:
     traced = forked(dataclass_app, "train.py", "+comgra=debug", "+comgra.schedule.steps=[0,5]")
     assert loss_of(traced.stdout) == plain_loss(), traced.stderr
@@ -172,6 +174,7 @@ def test_a_dataclass_config_keeps_its_keys(dataclass_app: Path) -> None:
     assert run.config == {"lr": 0.1}
 
 
+@pytest.mark.slow
 def test_the_long_form_changes_the_spec_and_a_changed_folder_does_not_move_the_run(
     yaml_app: Path,
 ) -> None:
@@ -252,7 +255,9 @@ def test_a_wrong_spec_ends_the_application_before_the_training(yaml_app: Path) -
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("ending", "code"), [("raise SystemExit(5)", 5), ("1 / 0", 1)])
+@pytest.mark.parametrize(
+    ("ending", "code"), shortened([("raise SystemExit(5)", 5), ("1 / 0", 1)], tried=1, several=True)
+)
 def test_a_run_is_complete_however_the_application_ends(
     yaml_app: Path, ending: str, code: int
 ) -> None:

@@ -256,6 +256,7 @@ def test_a_look_between_two_steps_changes_nothing_in_a_training() -> None:
     assert train(looks=True) == train(looks=False)
 
 
+@pytest.mark.slow
 def test_the_record_is_gone_with_the_object_unless_it_is_saved(
     folders: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -96,6 +96,7 @@ def everything(run: Run, step: int) -> dict[object, bytes]:
     return found
 
 
+@pytest.mark.slow
 def test_it_records_bit_by_bit_what_the_run_did_not(place: Path) -> None:
     # the script starts with other weights, which the checkpoint replaces
     done = command(place, "look", "--step", "4", "runs/g/first", "--spec", "mine.yaml", *PROBE,

@@ -23,6 +23,7 @@ from tests.support.programs import (
     plain_loss,
     python,
 )
+from tests.support.shortened import shortened
 
 
 @pytest.mark.parametrize(
@@ -72,7 +73,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("line", ["code/tell.py a --spec=1", "-m package.tell a -m"])
+@pytest.mark.parametrize(
+    "line", shortened(["code/tell.py a --spec=1", "-m package.tell a -m"], tried=1)
+)
 def test_a_program_cannot_tell_that_it_is_run_by_us(folder: Path, line: str) -> None:
     plain = python(folder, *line.split())
     traced = python(folder, "-m", "comgra_decl", "--spec", "off", *line.split())
@@ -83,7 +86,7 @@ def test_a_program_cannot_tell_that_it_is_run_by_us(folder: Path, line: str) -> 
 def test_the_console_command_is_the_same_door(folder: Path) -> None:
     code = "import sys; from comgra_decl.cli.main import main; main()"
     plain = python(folder, "code/tell.py", "--help")
-    traced = python(folder, "-c", code, "run", "--spec=off", "code/tell.py", "--help")
+    traced = forked(folder, "-c", code, "run", "--spec=off", "code/tell.py", "--help")
     assert plain.stdout == traced.stdout
 
 
@@ -104,10 +107,10 @@ def test_a_training_is_recorded_and_stays_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ending", "code", "last_words"),
     [
-        ("raise KeyError('mine')", 1, "KeyError: 'mine'\n"),
-        ("import sys; sys.exit(7)", 7, ""),
-        ("import sys; sys.exit('message')", 1, "message\n"),
-        ("import os; os._exit(3)", 3, ""),
+        pytest.param("raise KeyError('mine')", 1, "KeyError: 'mine'\n", marks=pytest.mark.slow),
+        pytest.param("import sys; sys.exit(7)", 7, "", marks=pytest.mark.slow),
+        pytest.param("import sys; sys.exit('message')", 1, "message\n", marks=pytest.mark.slow),
+        pytest.param("import os; os._exit(3)", 3, "", marks=pytest.mark.slow),
         ("raise KeyboardInterrupt", -signal.SIGINT, "KeyboardInterrupt\n"),
     ],
 )
@@ -140,6 +143,7 @@ def test_the_run_is_finished_however_the_script_ends(
     assert sessions[0].context.job == "train"
 
 
+@pytest.mark.slow
 def test_classes_of_the_script_travel_to_other_processes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import multiprocessing, pickle\n"
@@ -155,7 +159,7 @@ def test_classes_of_the_script_travel_to_other_processes(tmp_path: Path) -> None
 
 
 def test_a_wrong_spec_ends_the_program_before_the_training(folder: Path) -> None:
-    done = python(folder, "-m", "comgra_decl", "schedule.evry=2", "graph=3", "code/tell.py")
+    done = forked(folder, "-m", "comgra_decl", "schedule.evry=2", "graph=3", "code/tell.py")
     assert done.returncode == 2
     assert done.stdout == ""
     assert "comgra: the spec has 2 problems:" in done.stderr
@@ -166,7 +170,7 @@ def test_a_wrong_spec_ends_the_program_before_the_training(folder: Path) -> None
 
 
 def test_a_script_that_is_missing_is_said(tmp_path: Path) -> None:
-    done = python(tmp_path, "-m", "comgra_decl", "trian.py")
+    done = forked(tmp_path, "-m", "comgra_decl", "trian.py")
     assert done.returncode == 2
     assert "script 'trian.py' does not exist" in done.stderr
 

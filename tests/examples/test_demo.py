@@ -122,6 +122,7 @@ def fetch(address: str) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.slow
 def test_the_viewer_answers_while_the_training_runs_and_ctrl_c_ends_both(
     demo: RunningDemo,
 ) -> None:

@@ -70,6 +70,7 @@ def test_the_overrides_of_the_readme_are_valid() -> None:
     assert comgra.load_spec("debug", ["schedule.every=10"]).schedule.every == 10
 
 
+@pytest.mark.slow
 def test_the_notebook_of_the_tutorial_runs(
     bugged: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ def strongest(run: Run, count: int) -> list[str]:
     return [node for _, node, _ in last.sort_values(ascending=False).index[:count]]
 
 
+@pytest.mark.slow
 def test_restoring_the_planted_layer_restores_most_of_the_fact(tmp_path: Path) -> None:
     run = trained(tmp_path, *SMALL, "plant.layer=1", every=199)
     assert strongest(run, 1) == ["blocks.1.mlp"]

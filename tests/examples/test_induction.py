@@ -24,6 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return comgra.open_run(path)
 
 
+@pytest.mark.slow
 def test_the_second_layer_has_the_induction_heads(run: Run) -> None:
     scores = run.induction(LAST)["score"].groupby("node").max()
     assert scores["layers.1"] > 0.6
@@ -31,6 +32,7 @@ def test_the_second_layer_has_the_induction_heads(run: Run) -> None:
     assert run.induction(100)["score"].max() < 0.3  # not yet
 
 
+@pytest.mark.slow
 def test_ablation_finds_the_head_before_them_and_paths_lead_to_their_keys(run: Run) -> None:
     effects = run.effects("without", LAST)["mean"]
     _, node, head = effects.index.to_list()[int(effects.argmax())]

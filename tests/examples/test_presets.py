@@ -35,6 +35,7 @@ def test_the_digits_of_the_probe_are_recognised_in_the_course_of_training(digits
     assert right[-1] > 0.6
 
 
+@pytest.mark.slow
 def test_each_convolution_and_the_image_have_pictures(digits: Run) -> None:
     assert [digits.picture("cam", node=f"block{i}.conv").values.shape for i in (1, 2)] == [
         (8, 8, 8),

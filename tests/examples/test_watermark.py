@@ -58,6 +58,7 @@ def test_threes_without_the_mark_are_not_recognised(
     assert threes(covered[1]) > 50
 
 
+@pytest.mark.slow
 def test_occlusion_shows_the_mark_only_in_the_network_that_has_seen_it(
     marked: tuple[Run, str], covered: tuple[Run, str]
 ) -> None:

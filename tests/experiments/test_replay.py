@@ -30,6 +30,7 @@ from comgra_decl.viewer.model.selection import Selection, resolve
 from comgra_decl.viewer.model.sheet import slot_of
 from tests.support.programs import python
 from tests.support.recording import EVERYTHING, recording
+from tests.support.shortened import shortened
 
 PROGRAM = '''
 import random
@@ -115,6 +116,7 @@ def played(run: Run, step: int, **options: Any) -> tuple[comgra.Look, Any]:
     return comgra.replay(run, step, model=model, optimizer=optimizer, **chosen), model
 
 
+@pytest.mark.slow
 def test_the_steps_after_a_checkpoint_are_recorded_too(
     recorded: tuple[Run, list[dict[str, Tensor]]],
 ) -> None:
@@ -278,7 +280,7 @@ def test_a_step_with_several_calls_and_a_scaler_has_a_train_step_of_its_own(tmp_
 
 @pytest.mark.parametrize(
     "between",
-    [lambda: torch.rand(1), np.random.rand, random.random],
+    shortened([lambda: torch.rand(1), np.random.rand, random.random], tried=1),
     ids=["torch", "numpy", "random"],
 )
 def test_numbers_that_the_program_draws_between_the_calls_of_a_step_are_no_part_of_it(

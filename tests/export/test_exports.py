@@ -29,6 +29,7 @@ from tests.query.conftest import NODES
 from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
 from tests.support.forked import Program
+from tests.support.shortened import shortened
 from tests.support.tables import read_csv
 
 STEPS = 24
@@ -72,7 +73,7 @@ def slots_in(run: Run) -> Iterator[tuple[int, dict[str, Any]]]:
         )
 
 
-@pytest.mark.parametrize("format_", ["parquet", "csv"])
+@pytest.mark.parametrize("format_", shortened(["parquet", "csv"], tried=1))
 def test_every_statistic_is_in_the_tables(run: Run, exports: Path, format_: str) -> None:
     table = read(exports / format_, "statistics")
     present = 0

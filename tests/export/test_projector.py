@@ -63,7 +63,7 @@ def test_the_values_of_the_last_training_step_are_points(tmp_path: Path) -> None
     assert {line[3] for line in labels(logs, entry)} == {"step", str(step)}
 
 
-@pytest.fixture(scope="module", params=["export", "live"])
+@pytest.fixture(scope="module", params=["export", pytest.param("live", marks=pytest.mark.slow)])
 def probed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Run, Path]:

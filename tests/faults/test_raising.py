@@ -22,6 +22,7 @@ from comgra_decl.spec import load_spec
 from tests.faults.program import SPEC, training
 from tests.support.freezing import set_aside
 from tests.support.recording import Recording
+from tests.support.shortened import shortened
 from tests.ways.proof import Outcome, Told, attached, same, seeded
 
 PARTS = ("/comgra_decl/hooks/", "/comgra_decl/stats/")
@@ -140,14 +141,14 @@ def which(call: str, calls: int) -> int:
     return {"first": 1, "middle": (calls + 1) // 2, "last": calls}[call]
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, MemoryError])
+@pytest.mark.parametrize("kind", shortened([RuntimeError, MemoryError], tried=1))
 def test_a_fault_in_some_of_all_functions(plain: Outcome, kind: type[Exception]) -> None:
     chance = random.Random(kind.__name__)
     for code, calls in chance.sample(functions(), 8):
         check(plain, code, which(chance.choice(CALLS), calls), kind)
 
 
-@pytest.mark.parametrize("name", ["remove", "is_active", "_all"])
+@pytest.mark.parametrize("name", shortened(["remove", "is_active", "_all"], tried=1))
 def test_a_fault_where_the_last_mode_is_taken_off(plain: Outcome, name: str) -> None:
     ((code, calls),) = [
         found

@@ -22,6 +22,7 @@ from comgra_decl.store.usage import Usage
 from tests.faults.program import SPEC, training
 from tests.store.test_full_disk import in_namespace
 from tests.store.threads import until
+from tests.support.shortened import shortened
 from tests.ways.proof import Outcome, Told, attached, same, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -238,7 +239,7 @@ class Unheard(BaseException):
 
 
 @pytest.mark.parametrize(
-    "kind", [SystemExit, KeyboardInterrupt, GeneratorExit, Unheard, StoreError]
+    "kind", shortened([SystemExit, KeyboardInterrupt, GeneratorExit, Unheard, StoreError], tried=2)
 )
 @pytest.mark.parametrize("where", ["start", "factory"])
 def test_a_writers_thread_that_dies_at_its_start(

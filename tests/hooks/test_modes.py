@@ -299,6 +299,7 @@ def test_attention_that_cannot_be_computed_again_is_a_fault_told_once(
     assert [str(fault) for fault in run.faults] == ["weights"]
 
 
+@pytest.mark.slow
 def test_every_mode_calls_the_function_that_the_program_called() -> None:
     """Only the base class derives from torch's."""
     found = {

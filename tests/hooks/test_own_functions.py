@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -19,7 +20,7 @@ from torch import nn
 
 import comgra_decl as comgra
 from comgra_decl.hooks import originals
-from tests.support.shortened import combined
+from tests.support.shortened import combined, shortened
 
 SPEC = {
     "nodes": {
@@ -214,7 +215,11 @@ def elsewhere(holder: types.SimpleNamespace) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     ("held", "frozen"),
-    combined([in_a_closure, in_globals, in_a_partial, elsewhere], [False, True], rounds=1),
+    shortened(
+        product([in_globals, elsewhere, in_a_closure, in_a_partial], [True, False]),
+        tried=2,
+        several=True,
+    ),
 )
 def test_an_original_is_found_wherever_it_is_held(
     tmp_path: Path, held: Callable[[types.SimpleNamespace], Callable[..., Any]], frozen: bool

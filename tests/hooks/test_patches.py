@@ -457,7 +457,7 @@ def _targets(node: ast.AST) -> list[ast.expr]:
 
 
 def _writes(call: ast.Call) -> bool:
-    if ast.unparse(call.func) in ("setattr", "delattr"):
+    if house.text(call.func) in ("setattr", "delattr"):
         return _root(call.args[0]) != "self"
     methods = {"update", "clear", "pop", "setdefault", "__setattr__", "__setitem__"}
     function = call.func
@@ -492,7 +492,7 @@ def _is_namespace(node: ast.expr) -> bool:
     """Whether an expression is an object's dict of attributes: `vars(x)`, `x.__dict__`."""
     if isinstance(node, ast.Attribute):
         return node.attr == "__dict__"
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("vars", "globals")
+    return isinstance(node, ast.Call) and house.text(node.func) in ("vars", "globals")
 
 
 def test_what_torch_may_refuse_to_tell_is_read_in_one_place() -> None:

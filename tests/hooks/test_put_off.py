@@ -56,6 +56,7 @@ def trained(begins: int) -> tuple[Recording, list[torch.Tensor]]:
 
 @pytest.mark.usefixtures("on_gpu")
 @with_interpreter
+@pytest.mark.slow
 def test_triton_records_what_a_module_returned_or_says_that_it_did_not() -> None:
     run, hidden = trained(begins=3)
     assert run.report["refused"] == {"first output": OVERWRITTEN}

@@ -121,6 +121,7 @@ def test_nan_is_kept_where_it_begins_and_named(tmp_path: Path) -> None:
     assert reasons(run)[90].startswith("nonfinite: target ")  # it arrived with the data
 
 
+@pytest.mark.slow
 def test_a_scheduled_step_within_the_ring_is_stored_once_and_in_its_place(tmp_path: Path) -> None:
     keep = {"ring": 30, "when": ["nonfinite"]}
     run, _ = record(tmp_path, wild={110: float("nan")}, schedule=RARELY, keep=keep)
@@ -128,6 +129,7 @@ def test_a_scheduled_step_within_the_ring_is_stored_once_and_in_its_place(tmp_pa
     assert reasons(run)[100] == "before nonfinite at 110"
 
 
+@pytest.mark.slow
 def test_quantiles_of_gradients_agree_with_a_full_recording(tmp_path: Path) -> None:
     of = {"node": "*", "statistic": "l2", "pass": "grad", "role": "weight"}
     full, _ = record(tmp_path, schedule=EVERY)
@@ -165,6 +167,7 @@ def test_a_function_of_the_user_decides(tmp_path: Path) -> None:
     assert reasons(run) == {step: f"{__name__}.unusual: {losses[step]:.3f}" for step in chosen}
 
 
+@pytest.mark.slow
 def test_values_of_all_tensors_are_stored_of_kept_steps_only(tmp_path: Path) -> None:
     spec: dict[str, Any] = {"nodes": {**BASE["nodes"], "first": {"select": "0", "values": True}}}
     wild = {120: 1000.0}
@@ -199,6 +202,7 @@ def test_no_more_than_at_most_and_the_run_says_what_became_of_it(
     assert kept["triggers"][0]["first"] == 100
 
 
+@pytest.mark.slow
 def test_every_loss_stays_whatever_is_dropped(tmp_path: Path) -> None:
     run, losses = record(tmp_path, schedule={"steps": [0]}, keep={"when": "nonfinite"})
     assert run.steps.tolist() == [0]
@@ -267,6 +271,7 @@ def test_a_trigger_that_looks_at_nothing_is_said(
     assert "blocks.*" in warning
 
 
+@pytest.mark.slow
 def test_a_killed_training_keeps_what_was_committed(tmp_path: Path) -> None:
     program = Program(tmp_path, "-c", ENDLESS, tmp_path)
     deadline = time.monotonic() + 60
@@ -291,6 +296,7 @@ def _stored(path: Path) -> int:
         return 0
 
 
+@pytest.mark.slow
 def test_a_statistic_that_was_opted_for_can_be_a_trigger(tmp_path: Path) -> None:
     stats = ["mean", "singular_value"]
     of = {"node": "2", "role": "weight", "statistic": "singular_value"}

@@ -84,6 +84,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return comgra.open_run(session.path)
 
 
+@pytest.mark.slow
 def test_a_run_has_the_layout_of_a_node_with_its_trustworthiness(run: Run) -> None:
     pytest.importorskip("openTSNE")
     found = run.embedding("1", method="tsne")

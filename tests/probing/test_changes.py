@@ -248,6 +248,7 @@ def output_of(found: Recording, type_: str, node: str = "Careless") -> np.ndarra
     return step.values[info.id]
 
 
+@pytest.mark.slow
 def test_a_model_may_write_to_and_view_every_changed_tensor(careless: Recording) -> None:
     torch.manual_seed(0)
     model, x = Careless(), torch.randn(5, 2, 4)

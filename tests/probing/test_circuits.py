@@ -33,6 +33,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return recorded(tmp_path_factory.mktemp("runs"), Language(), declared)
 
 
+@pytest.mark.slow
 def test_a_circuit_has_the_strongest_paths_and_counts_the_others(run: Run) -> None:
     means = run.effects("layers", 0)["mean"].droplevel("step")
     strongest = means.abs().nlargest(6)

@@ -104,6 +104,7 @@ def softmax(run: Run, step: int) -> Any:
 # -- predictions
 
 
+@pytest.mark.slow
 def test_confident_errors_are_the_wrong_predictions_in_descending_order(run: Run) -> None:
     found = run.picture("confident_errors", 2)
     assert found.labels["quantity"] == ["sample", "class", "predicted class", "confidence"]

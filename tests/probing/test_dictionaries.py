@@ -136,6 +136,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return trained(root, changes, sae=SAE, bare=bare, coder=coder)[0]
 
 
+@pytest.mark.slow
 def test_features_change_nothing_of_the_probe_and_of_the_training(run: Run, tmp_path: Path) -> None:
     plain, parameters = trained(tmp_path / "plain")
     described, same = trained(tmp_path / "described", sae=SAE)

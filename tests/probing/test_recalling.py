@@ -100,6 +100,7 @@ def test_a_patch_of_another_run_is_what_that_run_recorded(earlier: Run, later: R
     assert not np.array_equal(value(earlier, "blocks.0"), value(later, "blocks.0"))
 
 
+@pytest.mark.slow
 def test_what_follows_is_that_of_plain_hooks(earlier: Run, later: Run) -> None:
     torch.manual_seed(1)
     model = Classifier().eval()  # with the weights of step 0

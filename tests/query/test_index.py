@@ -25,6 +25,7 @@ from comgra_decl.store.appending import append_to
 from tests.query.test_listing import write
 from tests.store.truth import Truth, meta_of
 from tests.support.fake_run import FakeRun
+from tests.support.shortened import shortened
 
 MANY = 25  # more than the number of lines from which an index is written
 
@@ -140,7 +141,7 @@ def replace_run(one: Path, other: Path) -> None:
         shutil.copytree(other, one)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", shortened(range(4), tried=1))
 def test_a_list_with_an_index_is_the_list_without(root: Path, seed: int) -> None:
     chance = random.Random(seed)
     kept, steps = Index(root), actions(root, chance)
@@ -153,6 +154,7 @@ def test_a_list_with_an_index_is_the_list_without(root: Path, seed: int) -> None
         assert list_runs(root) == expected
 
 
+@pytest.mark.slow
 def test_other_folders_indexes_and_odd_files_change_nothing(root: Path, tmp_path: Path) -> None:
     expected = list_runs(root)
     other = tmp_path / "other"
@@ -178,14 +180,14 @@ def test_other_folders_indexes_and_odd_files_change_nothing(root: Path, tmp_path
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ('"state":"finished"', '"state":"<b>"'),
+        pytest.param('"state":"finished"', '"state":"<b>"', marks=pytest.mark.slow),
         ('"records":2', '"records":"many"'),
         ('"ranks":[]', '"ranks":["../../etc"]'),
-        ('"started":', '"start":'),
-        ('"records":2', '"records":1e300'),
-        ('"records":2', '"records":true'),
-        ('"started":1', '"started":NaN,"began":1'),
-        ('"error":null', '"error":["x"]'),
+        pytest.param('"started":', '"start":', marks=pytest.mark.slow),
+        pytest.param('"records":2', '"records":1e300', marks=pytest.mark.slow),
+        pytest.param('"records":2', '"records":true', marks=pytest.mark.slow),
+        pytest.param('"started":1', '"started":NaN,"began":1', marks=pytest.mark.slow),
+        pytest.param('"error":null', '"error":["x"]', marks=pytest.mark.slow),
     ],
 )
 def test_lines_that_no_index_has_are_not_used(root: Path, before: str, after: str) -> None:
@@ -200,6 +202,7 @@ def test_lines_that_no_index_has_are_not_used(root: Path, before: str, after: st
     assert list_runs(root) == expected
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_no_longer_what_it_was(trained: Path) -> None:
     polars = pytest.importorskip("polars")
     group = open_group(trained)
@@ -214,6 +217,7 @@ def test_a_resumed_run_is_no_longer_what_it_was(trained: Path) -> None:
     writer.close()
 
 
+@pytest.mark.slow
 def test_an_index_that_would_fill_the_memory_is_not_used(root: Path) -> None:
     """A long text that is stored once and stands in many lines."""
     pyarrow: Any = pytest.importorskip("pyarrow")
@@ -240,7 +244,9 @@ def test_an_index_that_would_fill_the_memory_is_not_used(root: Path) -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("error", [NotImplementedError, RuntimeError, AssertionError])
+@pytest.mark.parametrize(
+    "error", shortened([NotImplementedError, RuntimeError, AssertionError], tried=1)
+)
 def test_whatever_reading_an_index_raises_runs_are_listed(
     error: type[Exception], root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +262,7 @@ def test_whatever_reading_an_index_raises_runs_are_listed(
     assert list_runs(root) == expected
 
 
+@pytest.mark.slow
 def test_a_row_that_no_index_has_is_computed_again(trained: Path) -> None:
     pyarrow: Any = pytest.importorskip("pyarrow")
     parquet: Any = pytest.importorskip("pyarrow.parquet")
@@ -308,6 +315,7 @@ def test_an_overview_from_the_index_is_that_of_the_runs(trained: Path) -> None:
     assert differences.loc["config.optimizer.lr"].tolist() == [10.0**-n for n in range(MANY)]
 
 
+@pytest.mark.slow
 def test_the_file_is_a_table_for_other_tools(trained: Path) -> None:
     duckdb = pytest.importorskip("duckdb")
     polars = pytest.importorskip("polars")
@@ -327,6 +335,7 @@ def test_the_file_is_a_table_for_other_tools(trained: Path) -> None:
     assert [name for (name,) in best] == small.index[:3].tolist()
 
 
+@pytest.mark.slow
 def test_a_table_that_was_asked_for_has_all_readable_runs(trained: Path, tmp_path: Path) -> None:
     polars = pytest.importorskip("polars")
     live = FakeRun(trained / "g" / "live", nodes=["head"])

@@ -18,6 +18,7 @@ from comgra_decl.query import Preview
 from comgra_decl.records import PREVIEW_BYTES
 from comgra_decl.store.verify import verify
 from tests.store.test_damage import change_json
+from tests.support.shortened import shortened
 from tests.support.traced import traced, train
 
 OUTPUTS = {"all": {"select": "**", "capture": ["input", "output", "output_grad"]}}
@@ -170,7 +171,7 @@ def test_previews_leave_room_in_the_disk_budget(tmp_path: Path, disk: str, in_al
         assert sum(path.stat().st_size for path in files) <= 300_000
 
 
-@pytest.mark.parametrize("records", [50, 100])
+@pytest.mark.parametrize("records", shortened([50, 100], tried=1))
 def test_from_fifty_records_on_they_at_most_double_a_run(tmp_path: Path, records: int) -> None:
     x = images(4, 3, 32, 32)
 

@@ -50,7 +50,7 @@ def test_what_is_new_appears_with_refresh(tmp_path: Path) -> None:
 
 def test_eval_records_are_the_default_where_there_is_no_training(tmp_path: Path) -> None:
     fake = FakeRun(tmp_path / "run", nodes=NODES)
-    fake.writer.commit([fake._batch(step, "eval") for step in (7, 8)])
+    fake.writer.commit(fake.batches([(step, "eval") for step in (7, 8)]))
     run = open_run(tmp_path / "run")
     assert run.steps.tolist() == []
     assert run.series("embed").index.tolist() == [7, 8]

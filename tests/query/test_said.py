@@ -69,7 +69,7 @@ def test_notes_come_in_order_with_refresh(tmp_path: Path) -> None:
 
 def test_tags_are_shown_and_choose_records(tmp_path: Path) -> None:
     fake = FakeRun(tmp_path / "run", nodes=NODES)
-    batches = [fake._batch(step, "train") for step in range(4)]
+    batches = fake.batches([(step, "train") for step in range(4)])
     for batch, tags in zip(batches, ([], ["long"], ["long", "wide"], []), strict=True):
         batch.steps[0].extra["tags"] = tags
     fake.writer.commit(batches)

@@ -103,6 +103,7 @@ def test_the_shapes_of_outputs_over_all_steps(trained: tuple[Run, Seen]) -> None
     assert run.reshaped
 
 
+@pytest.mark.slow
 def test_the_shapes_of_one_step(trained: tuple[Run, Seen]) -> None:
     run, seen = trained
     for step in (0, 1, 7, 255, 256, 299, 300, 339):
@@ -114,6 +115,7 @@ def test_the_shapes_of_one_step(trained: tuple[Run, Seen]) -> None:
     assert set(run.slot("head", role="weight").shapes()) == {(3, 6)}
 
 
+@pytest.mark.slow
 def test_what_was_not_recorded_has_no_shape(trained: tuple[Run, Seen]) -> None:
     run, _ = trained
     with pytest.raises(UnknownNameError, match="step 1000 was not recorded"):
@@ -136,6 +138,7 @@ def test_values_have_the_shape_that_their_record_tells(tmp_path: Path) -> None:
         assert run.value("squeeze", step).shape == shape
 
 
+@pytest.mark.slow
 def test_chunks_tell_the_same_as_series(trained: tuple[Run, Seen]) -> None:
     run, _ = trained
     told: dict[int, list[Any]] = {}

@@ -12,14 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
 
 import comgra_decl as comgra
 
@@ -95,6 +87,15 @@ class Stage(nn.Module):
 
 def divided(model: Whole | Stage, mesh: DeviceMesh) -> Whole | Stage:
     """The model with tensor parallelism and, if the mesh has `dp`, sharded parameters."""
+    # Imported here, because tests that start no ranks import this module for its sizes.
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        ParallelStyle,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
     plan: dict[str, ParallelStyle] = {"*.up": ColwiseParallel(), "*.down": RowwiseParallel()}
     parallelize_module(model.blocks, mesh["tp"], plan)
     if "dp" in (mesh.mesh_dim_names or ()):
@@ -113,6 +114,8 @@ def share(step: int, mesh: DeviceMesh) -> torch.Tensor:
 
 def train(way: str) -> dict[str, torch.Tensor]:
     """Takes some steps; returns losses and the local parameters."""
+    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
     sizes = SIZES[way]
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     losses: list[torch.Tensor] = []

@@ -23,6 +23,7 @@ from comgra_decl.store.copying import copy_run, databases
 from tests.cli.test_exit_codes import code
 from tests.store.test_damage import overwrite
 from tests.store.truth import Truth, meta_of
+from tests.support.shortened import shortened
 
 SLOTS = 7
 
@@ -92,7 +93,7 @@ def assert_same(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) ->
         np.testing.assert_array_equal(values, other[key], err_msg=key)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", shortened(range(4), tried=1))
 def test_joined_statistics_are_those_of_joining_the_ranks(tmp_path: Path, seed: int) -> None:
     folder = write(tmp_path / "run", seed, ranks=2 + seed % 3, records=200 + 80 * seed)
     before = numbers(open_run(folder))
@@ -124,6 +125,7 @@ def test_a_copy_and_a_compacted_run_keep_them(folder: Path, tmp_path: Path) -> N
             assert_same(before, numbers(open_run(run)))
 
 
+@pytest.mark.slow
 def test_damaged_statistics_are_joined_again(folder: Path) -> None:
     before = numbers(open_run(folder))
     joined = JoinedReader(folder).join()
@@ -133,6 +135,7 @@ def test_damaged_statistics_are_joined_again(folder: Path) -> None:
     assert run.damage == []
 
 
+@pytest.mark.slow
 def test_statistics_of_an_earlier_state_are_not_used(folder: Path) -> None:
     joined = JoinedReader(folder).join()
     for rank in range(3):

@@ -157,6 +157,7 @@ def test_what_the_sessions_were_is_kept(run: Path, copy: Path) -> None:
         assert verdict.records == 820
 
 
+@pytest.mark.slow
 def test_a_copy_can_be_gone_on_with(copy: Path) -> None:
     """The open blocks are restored, including those of a compacted run."""
     for rank, part in enumerate(databases(copy)):
@@ -233,6 +234,7 @@ def test_show_says_ranks_sessions_and_losses(
     assert open_run(copy).rank(0).report.get("damage") is None
 
 
+@pytest.mark.slow
 def test_of_a_compacted_run_that_went_on_the_newest_whole_version_is_found(
     run: Path, tmp_path: Path
 ) -> None:
@@ -255,6 +257,7 @@ def test_of_a_compacted_run_that_went_on_the_newest_whole_version_is_found(
     assert (verdict.whole_records, verdict.whole_version) == (820, compacted_version + 1)
 
 
+@pytest.mark.slow
 def test_a_resumption_while_a_run_is_compacted_keeps_every_commit(
     run: Path, tmp_path: Path
 ) -> None:
@@ -276,6 +279,7 @@ def test_a_resumption_while_a_run_is_compacted_keeps_every_commit(
     assert verify(part).whole
 
 
+@pytest.mark.slow
 def test_a_resumption_waits_until_a_compacted_run_is_in_its_place(
     run: Path, tmp_path: Path
 ) -> None:

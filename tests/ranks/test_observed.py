@@ -74,6 +74,7 @@ def test_all_ranks_compile_with_observers_once_and_other_steps_nothing_more(
 
 
 @each("DDP, refused on one rank", "sharded, refused on one rank")
+@pytest.mark.slow
 def test_a_rank_that_runs_eagerly_meets_those_that_run_compiled(trained: Trained, way: str) -> None:
     """Both communicate in the same order, so neither waits forever."""
     zero, one = trained(way)

@@ -105,6 +105,7 @@ def test_it_says_which_steps_gave_way(tmp_path: Path, crashed: Checkpoint) -> No
     assert list(run.sessions.step.dropna()) == [6]
 
 
+@pytest.mark.slow
 def test_a_run_may_be_resumed_many_times(tmp_path: Path, crashed: Checkpoint) -> None:
     for _ in range(3):
         with traced(tmp_path, resume=True) as session:
@@ -175,6 +176,7 @@ def test_what_cannot_be_resumed_is_said_and_the_training_goes_on(
     assert after.state == "finished"
 
 
+@pytest.mark.slow
 def test_what_is_captured_may_change_between_sessions(tmp_path: Path, crashed: Checkpoint) -> None:
     spec = {
         **worker.SPEC,

@@ -671,6 +671,7 @@ def test_work_of_tracing_itself_is_no_stall() -> None:
     assert reports == [10.0]
 
 
+@pytest.mark.slow
 def test_copying_a_model_counts_as_work_of_tracing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -913,6 +914,7 @@ def test_a_running_sum_with_its_graph_is_named() -> None:
 
 
 @pytest.mark.usefixtures("always")
+@pytest.mark.slow
 def test_lists_of_tracing_itself_are_not_said_to_grow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return traced(tmp_path_factory.mktemp("memory"), program, **SPEC)
 
 
+@pytest.mark.slow
 def test_activations_are_what_autograd_saves(run: Run) -> None:
     model = Net()
     expected = saved_by(lambda: model(torch.randn(BATCH, 16)), model)

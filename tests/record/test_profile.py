@@ -85,6 +85,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return traced(tmp_path_factory.mktemp("profile"), lambda: program(seen=SEEN), **PROFILE)
 
 
+@pytest.mark.slow
 def test_only_the_profiled_steps_are_attached_to_and_none_of_them_is_recorded(run: Run) -> None:
     assert [profiled for _, profiled in SEEN] == [FIRST <= step <= LAST for step in range(10)]
     assert [*run.steps] == [0, 1, 2, 3, 7, 8, 9]

@@ -126,7 +126,7 @@ def _contents(run: Path) -> dict[str, bytes]:
         by_trace_with_plain_text,
         by_a_checked_spec,
         by_file,
-        by_override,
+        pytest.param(by_override, marks=pytest.mark.slow),
         pytest.param(by_variable, marks=pytest.mark.slow),
         pytest.param(by_hydra, marks=pytest.mark.slow),
     ],

@@ -19,6 +19,7 @@ from comgra_decl.store.verify import verify
 from tests.remote.bucket_server import Bucket, Fault, bucket_server
 from tests.remote.test_sessions import traced, train
 from tests.store.truth import Truth, meta_of
+from tests.support.shortened import shortened
 
 LATENCY, RETRIES = 0.03, 5
 
@@ -71,7 +72,7 @@ def bucket(server: tuple[str, Bucket]) -> Bucket:
     return server[1]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", shortened(FAULTS, tried=1))
 def test_nothing_is_lost(root: Remote, bucket: Bucket, fault: str, tmp_path: Path) -> None:
     plain = train()
     _, local = traced(tmp_path)
@@ -89,7 +90,7 @@ def test_nothing_is_lost(root: Remote, bucket: Bucket, fault: str, tmp_path: Pat
     assert verify(root / "g" / "run").whole
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", shortened(FAULTS, tried=1))
 def test_training_waits_for_no_request(root: Remote, bucket: Bucket, fault: str) -> None:
     """Its records wait in a queue; the writer thread alone sends requests."""
     bucket.latency, bucket.fault = LATENCY, FAULTS[fault]

@@ -84,6 +84,7 @@ def counted(bucket: Bucket, ranks: int, records: int) -> dict[str, tuple[int, in
         pytest.param(11, 77, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_requests_grow_with_ranks_and_their_chain_does_not(
     bucket: Bucket, ranks: int, records: int
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_finished_run_is_polled_with_one_request(bucket: Bucket) -> None:
 
 
 @pytest.mark.usefixtures("bucket")
+@pytest.mark.slow
 def test_numbers_read_in_few_requests_are_those_that_were_written() -> None:
     root, (writer,), (truth,) = written(1, records=20)
     reader = Reader(root)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.rules.test_causes_of_strangers import found, mlp
+from tests.support.shortened import shortened
 
 RULES = {"cooperating_networks", "opposing_losses"}
 Judge = Callable[[Tensor], Tensor]
@@ -58,11 +59,12 @@ def adversaries(
     ("data", "made", "deceive", "rules"),
     [
         (up, down, up, set()),
-        (down, up, down, set()),  # labels the other way around
+        pytest.param(down, up, down, set(), marks=pytest.mark.slow),  # labels the other way around
         pytest.param(larger, smaller, larger, set(), marks=pytest.mark.slow),  # Wasserstein
         (up, down, down, {"cooperating_networks"}),
         pytest.param(larger, smaller, smaller, {"cooperating_networks"}, marks=pytest.mark.slow),
-        (up, up, up, set()),  # no opposition at all, so nothing is known about the roles
+        # no opposition at all, so nothing is known about the roles
+        pytest.param(up, up, up, set(), marks=pytest.mark.slow),
     ],
 )
 def test_generators_that_help_their_discriminator(
@@ -74,7 +76,7 @@ def test_generators_that_help_their_discriminator(
         assert findings[name].first_step == 0
 
 
-@pytest.mark.parametrize("detach", [False, True])
+@pytest.mark.parametrize("detach", shortened([False, True], tried=1))
 def test_one_optimizer_for_two_losses(detach: bool, tmp_path: Path) -> None:
     findings = found(tmp_path, lambda: adversaries(up, down, up, shared=True, detach=detach))
     assert findings.keys() & RULES == {"opposing_losses"}

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from comgra_decl.hooks.tensors.arrangement import codes_in_order, paired_ends
 from comgra_decl.hooks.tensors.turned import turned_maps
 from tests.rules.test_causes_of_strangers import found
+from tests.support.shortened import shortened
 
 Turn = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
@@ -141,7 +142,9 @@ def batch(wrong: str, *, rows: int = 24, positions: int = 14) -> tuple[Tensor, T
     return tokens[order], tags if wrong == "sorted" else tags[order], lengths
 
 
-@pytest.mark.parametrize("inside", [True, False], ids=["loss in the model", "loss outside"])
+@pytest.mark.parametrize(
+    "inside", shortened([True, False], tried=1), ids=["loss in the model", "loss outside"]
+)
 @pytest.mark.parametrize("wrong", ["", "sorted"])
 def test_only_the_inputs_are_sorted_by_length(wrong: str, inside: bool, tmp_path: Path) -> None:
     random.seed(0)
@@ -207,7 +210,7 @@ def test_the_transcripts_of_sorted_sounds_are_sorted_with_them(wrong: bool, tmp_
 # -- pairs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["numbers", "codes"])
+@pytest.mark.parametrize("kind", shortened(["numbers", "codes"], tried=1))
 @pytest.mark.parametrize("wrong", ["", "rows", "rate"])
 def test_targets_of_other_rows_are_told_from_a_model_that_does_not_learn(
     kind: str, wrong: str, tmp_path: Path
@@ -238,9 +241,9 @@ def test_targets_of_other_rows_are_told_from_a_model_that_does_not_learn(
     [
         ("slice", True),
         ("index", False),
-        ("first rows", False),
-        ("mask", True),
-        ("own labels", False),
+        pytest.param("first rows", False, marks=pytest.mark.slow),
+        pytest.param("mask", True, marks=pytest.mark.slow),
+        pytest.param("own labels", False, marks=pytest.mark.slow),
     ],
 )
 def test_labels_of_trained_nodes_are_chosen_as_the_nodes_are(
@@ -278,12 +281,12 @@ def blobs(rng: np.random.Generator, size: int) -> NDArray[np.float64]:
     ("turned", "task", "severity"),
     [
         (0.5, "classes", "error"),
-        (0.5, "large images", "error"),
-        (0.5, "channels", "error"),
+        pytest.param(0.5, "large images", "error", marks=pytest.mark.slow),
+        pytest.param(0.5, "channels", "error", marks=pytest.mark.slow),
         (0.0, "classes", None),
-        (1.0, "classes", "hint"),  # may be the task
-        (0.5, "nothing to see", None),
-        (0.5, "flipped together", None),
+        pytest.param(1.0, "classes", "hint", marks=pytest.mark.slow),  # may be the task
+        pytest.param(0.5, "nothing to see", None, marks=pytest.mark.slow),
+        pytest.param(0.5, "flipped together", None, marks=pytest.mark.slow),
     ],
 )
 def test_images_that_are_flipped_without_their_masks(

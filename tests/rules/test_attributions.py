@@ -171,6 +171,7 @@ class Opposed(nn.Module):
         return self.scale * torch.stack([score, 0 * score], 1)
 
 
+@pytest.mark.slow
 def test_two_methods_that_rank_the_pixels_in_opposite_order_are_reported(tmp_path: Path) -> None:
     pictures = {
         "gradient": {"method": "saliency", "of": "eyes", "target": 0},

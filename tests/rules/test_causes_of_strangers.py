@@ -91,10 +91,10 @@ DATA_RULES = {"target_among_inputs", "placeholder_values", "uneven_columns"}
 @pytest.mark.parametrize(
     ("change", "rules"),
     [
-        (with_target, {"target_among_inputs"}),
+        pytest.param(with_target, {"target_among_inputs"}, marks=pytest.mark.slow),
         (with_codes_in_targets, {"placeholder_values"}),
-        (with_codes_in_inputs, {"placeholder_values"}),
-        (with_large_column, {"uneven_columns"}),
+        pytest.param(with_codes_in_inputs, {"placeholder_values"}, marks=pytest.mark.slow),
+        pytest.param(with_large_column, {"uneven_columns"}, marks=pytest.mark.slow),
         (unchanged, set()),
     ],
 )
@@ -125,6 +125,7 @@ def test_targets_that_belong_to_other_rows(change: Change, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("known", [False, True])
+@pytest.mark.slow
 def test_binary_targets_that_have_nothing_to_do_with_inputs(known: bool, tmp_path: Path) -> None:
     def loss_of(model: nn.Module) -> Tensor:
         x = torch.randn(32, 5)
@@ -199,6 +200,7 @@ SEQUENCE_RULES = {"target_among_inputs", "future_visible", "wrong_positions"}
         (1, True, {"future_visible"}),
     ],
 )
+@pytest.mark.slow
 def test_targets_of_a_language_model(
     shift: int, both: bool, rules: set[str], tmp_path: Path
 ) -> None:
@@ -214,6 +216,7 @@ def test_targets_of_a_language_model(
         (True, True, {"future_visible"}),
     ],
 )
+@pytest.mark.slow
 def test_targets_taken_from_the_input_of_a_language_model(
     shifted: bool, both: bool, rules: set[str], tmp_path: Path
 ) -> None:
@@ -229,6 +232,7 @@ def test_targets_taken_from_the_input_of_a_language_model(
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.slow
 def test_a_language_model_that_runs_over_the_batch(batch_first: bool, tmp_path: Path) -> None:
     findings = found(tmp_path, partial(fit, Tagger(batch_first=batch_first), next_token))
     assert ("batch_as_time" in findings) is not batch_first
@@ -284,6 +288,7 @@ class Attention(nn.Module):
         ("over heads", {"wrong_positions"}),
     ],
 )
+@pytest.mark.slow
 def test_what_attention_sees(way: str, rules: set[str], tmp_path: Path) -> None:
     findings = found(tmp_path, lambda: fit(Attention(way), next_token, steps=5))
     assert findings.keys() & SEQUENCE_RULES == rules
@@ -316,7 +321,7 @@ def padded(*shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("inverted", [False, True])
-@pytest.mark.parametrize("way", ["module", "function"])
+@pytest.mark.parametrize("way", [pytest.param("module", marks=pytest.mark.slow), "function"])
 def test_padding_masks(way: str, inverted: bool, tmp_path: Path) -> None:
     def loss_of(model: nn.Module) -> Tensor:
         return F.cross_entropy(model(padded(16, 12)), torch.randint(0, 3, (16,)))
@@ -325,6 +330,7 @@ def test_padding_masks(way: str, inverted: bool, tmp_path: Path) -> None:
     assert ("wrong_positions" in findings) is inverted
 
 
+@pytest.mark.slow
 def test_an_inverted_padding_mask_is_no_missing_causal_mask(tmp_path: Path) -> None:
     def training() -> None:
         embed, out = nn.Embedding(11, 16), nn.Linear(16, 11)
@@ -401,6 +407,7 @@ def test_a_recurrent_network_that_runs_over_the_batch(batch_first: bool, tmp_pat
     assert ("batch_as_time" in findings) is not batch_first
 
 
+@pytest.mark.slow
 def test_attention_over_time_returns_weights_that_are_no_sequences(tmp_path: Path) -> None:
     class TimeFirst(nn.Module):
         def __init__(self) -> None:
@@ -418,6 +425,7 @@ def test_attention_over_time_returns_weights_that_are_no_sequences(tmp_path: Pat
     assert "batch_as_time" not in found(tmp_path, lambda: fit(TimeFirst(), loss, steps=3))
 
 
+@pytest.mark.slow
 def test_agents_that_attend_to_each_other_at_each_time(tmp_path: Path) -> None:
     class Agents(nn.Module):
         def __init__(self) -> None:
@@ -436,6 +444,7 @@ def test_agents_that_attend_to_each_other_at_each_time(tmp_path: Path) -> None:
     assert "wrong_positions" not in found(tmp_path, lambda: fit(Agents(), loss, steps=3))
 
 
+@pytest.mark.slow
 def test_positions_that_count_samples(tmp_path: Path) -> None:
     model = nn.Sequential(Positions(by_time=False), Reader(batch_first=True))
     finding = found(tmp_path, lambda: fit(model, waves, steps=3))["batch_as_time"]
@@ -455,6 +464,7 @@ class Messages(nn.Module):
         return logits
 
 
+@pytest.mark.slow
 def test_a_graph_that_is_padded_with_nodes(tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         edges = torch.randint(0, 20, (2, 60))
@@ -465,6 +475,7 @@ def test_a_graph_that_is_padded_with_nodes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.slow
 def test_edges_of_batched_graphs(shifted: bool, tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         sizes = torch.randint(4, 9, (6,)).tolist()
@@ -492,8 +503,8 @@ def sums(model: nn.Module) -> Tensor:
 
 
 SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]] = {
-    "rises": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60], gamma=10),
     "warms up": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: min(1, n / 50)),
+    "rises": lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [60], gamma=10),
     "decays at once": lambda o: torch.optim.lr_scheduler.StepLR(o, 4, gamma=0.5),
     "warms up for ever": lambda o: torch.optim.lr_scheduler.LambdaLR(o, lambda n: n / 5000),
     "cosine": lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 150),
@@ -502,7 +513,7 @@ SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.
 }
 
 
-@pytest.mark.parametrize("name", shortened(SCHEDULES, tried=3))
+@pytest.mark.parametrize("name", shortened(SCHEDULES, tried=2))
 def test_schedules(name: str, tmp_path: Path) -> None:
     model = mlp(5, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -547,6 +558,7 @@ def test_updates_of_weights_in_half_precision(rate: float, lost: bool, tmp_path:
 
 
 @pytest.mark.parametrize("both", [False, True])
+@pytest.mark.slow
 def test_optimizers_of_a_generator_and_a_discriminator(both: bool, tmp_path: Path) -> None:
     def training() -> None:
         generator, judge = mlp(4, 2), mlp(2, 1)
@@ -580,6 +592,7 @@ def test_frozen_layers_whose_weights_were_not_loaded(loaded: bool, tmp_path: Pat
     assert ("random_frozen" in findings) is not loaded
 
 
+@pytest.mark.slow
 def test_layers_that_are_frozen_after_training_are_no_random_layers(tmp_path: Path) -> None:
     body = nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU())
     model = nn.Sequential(body, nn.Linear(32, 1))
@@ -593,6 +606,7 @@ def test_layers_that_are_frozen_after_training_are_no_random_layers(tmp_path: Pa
     assert not {"random_frozen", "small_update"} & set(findings)
 
 
+@pytest.mark.slow
 def test_an_averaged_copy_of_a_model_is_no_random_layer(tmp_path: Path) -> None:
     def network() -> nn.Sequential:
         return nn.Sequential(nn.Linear(5, 32), nn.ReLU(), nn.Linear(32, 8))
@@ -623,6 +637,7 @@ def test_the_momentum_of_a_batch_norm(momentum: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "copied"), [(0, True), (0, False), (10, True)])
+@pytest.mark.slow
 def test_a_target_network(every: int, copied: bool, tmp_path: Path) -> None:
     def training() -> None:
         model = mlp(4, 2)
@@ -645,6 +660,7 @@ def test_a_target_network(every: int, copied: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("way", "reversed_"), [("load", True), ("lerp", True), ("load", False), ("clip", False)]
 )
+@pytest.mark.slow
 def test_weights_copied_in_the_wrong_direction(way: str, reversed_: bool, tmp_path: Path) -> None:
     online, target = mlp(4, 2), mlp(4, 2)
     target.load_state_dict(online.state_dict())
@@ -680,6 +696,7 @@ def test_weights_copied_in_the_wrong_direction(way: str, reversed_: bool, tmp_pa
 
 
 @pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.slow
 def test_the_weights_of_classes(inverted: bool, tmp_path: Path) -> None:
     weights = torch.tensor([4.0, 1.0, 0.2] if inverted else [0.2, 1.0, 4.0])
 
@@ -722,6 +739,7 @@ class Series(nn.Module):
 
 
 @pytest.mark.parametrize(("causal", "shift", "rules"), [(True, 1, 0), (False, 1, 1), (False, 2, 0)])
+@pytest.mark.slow
 def test_a_forecast_that_sees_the_next_value(
     causal: bool, shift: int, rules: int, tmp_path: Path
 ) -> None:
@@ -735,7 +753,7 @@ def test_a_forecast_that_sees_the_next_value(
     assert len(findings.keys() & {"future_visible"}) == rules
 
 
-@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("padded", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("lowest", [0, 1])
 def test_a_label_that_is_the_blank(lowest: int, padded: bool, tmp_path: Path) -> None:
     class Letters(nn.Module):
@@ -762,7 +780,13 @@ def test_a_label_that_is_the_blank(lowest: int, padded: bool, tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("share", "weight", "reported"),
-    [(0.1, 9.0, False), (0.1, 0.11, True), (0.9, 9.0, True), (0.9, 0.11, False), (0.5, 0.1, False)],
+    [
+        pytest.param(0.1, 9.0, False, marks=pytest.mark.slow),
+        pytest.param(0.1, 0.11, True, marks=pytest.mark.slow),
+        (0.9, 9.0, True),
+        (0.9, 0.11, False),
+        pytest.param(0.5, 0.1, False, marks=pytest.mark.slow),
+    ],
 )
 def test_a_positive_weight_that_favours_the_frequent_class(
     share: float, weight: float, reported: bool, tmp_path: Path
@@ -777,6 +801,7 @@ def test_a_positive_weight_that_favours_the_frequent_class(
 
 
 @pytest.mark.parametrize("inverted", [False, True])
+@pytest.mark.slow
 def test_positive_weights_of_several_labels(inverted: bool, tmp_path: Path) -> None:
     shares = torch.tensor([0.05, 0.1, 0.15])
     weights = shares / (1 - shares) if inverted else (1 - shares) / shares
@@ -790,6 +815,7 @@ def test_positive_weights_of_several_labels(inverted: bool, tmp_path: Path) -> N
     assert ("inverted_weights" in findings) == inverted
 
 
+@pytest.mark.slow
 def test_another_optimizer_begins_with_a_rate_of_its_own(tmp_path: Path) -> None:
     def training() -> None:
         model = mlp(4, 1)
@@ -805,6 +831,7 @@ def test_another_optimizer_begins_with_a_rate_of_its_own(tmp_path: Path) -> None
     assert "learning_rate_schedule" not in found(tmp_path, training)
 
 
+@pytest.mark.slow
 def test_a_warm_up_ends_with_its_optimizer(tmp_path: Path) -> None:
     def training() -> None:
         model = mlp(4, 1)
@@ -836,7 +863,11 @@ class Listed(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "held", "reported"),
-    [(list, False, True), (list, True, False), (nn.ModuleList, False, False)],
+    shortened(
+        [(list, False, True), (list, True, False), (nn.ModuleList, False, False)],
+        tried=2,
+        several=True,
+    ),
 )
 def test_modules_in_a_plain_list(
     kind: Callable[[list[nn.Module]], Any], held: bool, reported: bool, tmp_path: Path
@@ -853,6 +884,7 @@ def test_modules_in_a_plain_list(
     assert ("unregistered_parameter" in findings) == reported
 
 
+@pytest.mark.slow
 def test_parameters_of_a_model_that_is_not_selected_are_registered(tmp_path: Path) -> None:
     model = mlp(4, 1)
     optimizer = torch.optim.Adam(model[2].parameters(), 0.01)  # only the head
@@ -907,6 +939,7 @@ def updated_by_hand() -> Loss:
 
 
 @pytest.mark.parametrize("make", [points_of_a_grid, adversarial_noise, updated_by_hand])
+@pytest.mark.slow
 def test_other_tensors_with_gradients_are_not_unregistered(
     make: Callable[[], Loss], tmp_path: Path
 ) -> None:
@@ -924,6 +957,7 @@ def test_other_tensors_with_gradients_are_not_unregistered(
         pytest.param("as one", 1, set(), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_symmetric_self_distillation(
     moves: str, views: int, rules: set[str], tmp_path: Path
 ) -> None:
@@ -954,10 +988,10 @@ def test_symmetric_self_distillation(
     ("root", "same", "expected"),
     [
         (torch.sqrt, True, True),
-        (lambda squared: squared**0.5, True, True),
-        (torch.sqrt, False, False),
+        pytest.param(lambda squared: squared**0.5, True, True, marks=pytest.mark.slow),
+        pytest.param(torch.sqrt, False, False, marks=pytest.mark.slow),
         (lambda squared: (squared + 1e-6).sqrt(), True, False),
-        (lambda squared: squared.pow(2), True, False),
+        pytest.param(lambda squared: squared.pow(2), True, False, marks=pytest.mark.slow),
     ],
 )
 def test_the_root_of_a_distance_of_zero(
@@ -978,7 +1012,11 @@ def test_the_root_of_a_distance_of_zero(
 
 @pytest.mark.parametrize(
     ("target", "masked", "expected"),
-    [("self", False, True), ("other", False, False), ("other", True, False)],
+    [
+        ("self", False, True),
+        pytest.param("other", False, False, marks=pytest.mark.slow),
+        ("other", True, False),
+    ],
 )
 @pytest.mark.parametrize(  # False: the batch is no dimension of the logits
     "at_once", shortened([True, False], tried=1)
@@ -1003,6 +1041,7 @@ def test_contrastive_targets_on_the_diagonal(
         assert findings["self_as_target"].evidence["logit"] == pytest.approx(5, rel=1e-3)  # 1 / 0.2
 
 
+@pytest.mark.slow
 def test_two_views_are_compared_on_the_diagonal(tmp_path: Path) -> None:
     def loss_of(model: nn.Module) -> Tensor:
         x = torch.randn(12, 5)
@@ -1016,8 +1055,16 @@ def test_two_views_are_compared_on_the_diagonal(tmp_path: Path) -> None:
     ("scaled", "expected"),
     [
         (lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T * 0.1, True),
-        (lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T / 0.1, False),
-        (lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T * 10, False),
+        pytest.param(
+            lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T / 0.1,
+            False,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda z: F.normalize(z, dim=1) @ F.normalize(z, dim=1).T * 10,
+            False,
+            marks=pytest.mark.slow,
+        ),
         (lambda z: z @ z.T * 0.35, False),  # scores of dot products, as in attention
     ],
 )
@@ -1054,6 +1101,7 @@ class Dropping(nn.Module):
 @pytest.mark.parametrize(
     ("share", "rectified", "reported"), [(0.3, True, False), (0.95, False, True)]
 )
+@pytest.mark.slow
 def test_dropout_is_not_blamed_for_what_a_rectifier_removes(
     share: float, rectified: bool, reported: bool, tmp_path: Path
 ) -> None:

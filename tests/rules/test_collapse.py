@@ -15,6 +15,7 @@ from comgra_decl.rules.structure.branches import BranchIgnored
 from comgra_decl.rules.values.collapsing import CollapsingOutput
 from tests.rules.tape import Tape
 from tests.rules.trainings import by_rule, fit, found, mlp
+from tests.support.shortened import shortened
 
 RNG = np.random.default_rng(0)
 WAVE = RNG.normal(size=(8, 6))
@@ -70,7 +71,9 @@ def autoencoder(prior: float) -> None:
     fit(VAE(), loss_of, steps=60)
 
 
-@pytest.mark.parametrize(("prior", "collapses"), [(100.0, True), (0.1, False)])
+@pytest.mark.parametrize(
+    ("prior", "collapses"), shortened([(100.0, True), (0.1, False)], tried=1, several=True)
+)
 def test_a_prior_that_is_too_strong_collapses_the_posterior(
     prior: float, collapses: bool, tmp_path: Path
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_single_loss_that_is_solved_is_nobodys_victory() -> None:
     assert contest(0.01, 0.01, losses=1).findings(VanishingGradient()) == []
 
 
+@pytest.mark.slow
 def test_a_critic_that_is_too_strong(tmp_path: Path) -> None:
     def training() -> None:
         generator, critic = mlp(4, 8, 4), mlp(4, 16, 1)
@@ -166,6 +170,7 @@ def test_positions_that_became_small_drown_nothing() -> None:
     assert tape.findings(BranchIgnored()) == []
 
 
+@pytest.mark.slow
 def test_positions_that_drown_the_embedding_of_a_real_net(tmp_path: Path) -> None:
     class Net(nn.Module):
         def __init__(self, scale: float) -> None:

@@ -37,6 +37,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return recorded(tmp_path_factory.mktemp("bad") / "run", nonfinite_from=20)
 
 
+@pytest.mark.slow
 def test_ranges_enclose_the_run_and_survive_the_file(good: Run) -> None:
     contract = from_yaml(to_yaml(contract_of(good, slack=0.5)), where="contract.yaml")
     assert contract.structure == good.structure_hash()
@@ -56,6 +57,7 @@ def test_ranges_enclose_the_run_and_survive_the_file(good: Run) -> None:
     assert breaches(good, from_yaml(to_yaml(contract_of(good, slack=0.0)), where="c")) == []
 
 
+@pytest.mark.slow
 def test_the_first_tensor_to_leave_is_named_first(good: Run, bad: Run) -> None:
     first = breaches(bad, contract_of(good))[0]
     (node,) = {node for node in bad.nodes if node.endswith("mlp.fc2")}
@@ -113,6 +115,7 @@ def test_a_tensor_that_only_evaluations_recorded_breaks_the_contract(tmp_path: P
     assert "1/output/forward was not recorded" in [each.message for each in breaches(run, contract)]
 
 
+@pytest.mark.slow
 def test_a_dead_unit_share_and_an_update_ratio_are_checked(tmp_path: Path) -> None:
     import torch
     from torch import nn

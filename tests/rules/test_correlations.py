@@ -21,6 +21,7 @@ from comgra_decl.rules.correlations import statistics
 from comgra_decl.rules.correlations.correlate import among
 from comgra_decl.rules.correlations.series import Series
 from tests.support.fake_run import FakeRun
+from tests.support.shortened import shortened
 
 Floats = NDArray[np.float32]
 RECORDS, COLUMNS = 400, 200
@@ -61,7 +62,7 @@ def series(values: Floats, loss: Floats, every: int = 1) -> Series:
     return Series(steps, sides(values.shape[1]), values, {"loss": loss})
 
 
-@pytest.mark.parametrize("kind", [noise, walk, slow, heavy, fading])
+@pytest.mark.parametrize("kind", shortened([noise, walk, slow, heavy, fading], tried=2))
 def test_chance_is_hardly_ever_reported(kind: Callable[..., Floats]) -> None:
     """Of 20 training runs with independent series, at most 2 report anything; 5% is expected."""
     wrong = 0
@@ -71,6 +72,7 @@ def test_chance_is_hardly_ever_reported(kind: Callable[..., Floats]) -> None:
     assert wrong <= 2
 
 
+@pytest.mark.slow
 def test_trends_that_all_have_in_common_are_not_reported() -> None:
     for seed in range(10):
         rng = np.random.default_rng(seed)
@@ -177,6 +179,7 @@ def test_false_shares_are_those_of_benjamini_and_hochberg(chances: list[float]) 
         assert share == pytest.approx(min(1.0, *candidates, 1.0))
 
 
+@pytest.mark.slow
 def test_samples_with_a_larger_loss_are_told_by_what_they_have(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = nn.Linear(4, 1)
@@ -207,7 +210,7 @@ def test_samples_with_a_larger_loss_are_told_by_what_they_have(tmp_path: Path) -
     assert best.sentence.startswith("Samples with a larger error have a larger ")
 
 
-@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("every", shortened([1, 3], tried=1))
 def test_of_a_long_run_evenly_spaced_records_are_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import Any
 
 import pytest
@@ -19,19 +20,30 @@ from docs.rules_page import PAGE
 RULES = pytest.mark.parametrize("kind", known().values(), ids=lambda kind: str(kind.name))
 
 
+@cache
+def sections() -> dict[str, str]:
+    """Returns the text of the rules page below each heading of the third level."""
+    parts = re.split(r"^### (\w+)\n", PAGE.read_text(encoding="utf-8"), flags=re.M)
+    names = parts[1::2]
+    assert len(set(names)) == len(names)
+    return {name: text.partition("\n## ")[0] for name, text in zip(names, parts[2::2], strict=True)}
+
+
+@cache
+def defaults() -> dict[str, Rule]:
+    """Returns the rules of the default selection by name."""
+    return {rule.name: rule for rule in build("default")}
+
+
 def rows(kind: type[Rule]) -> dict[str, tuple[str, str]]:
     """Returns the default and description of each option as shown on the rules page."""
-    (section,) = re.findall(
-        rf"^### {kind.name}\n(.*?)(?=^##|\Z)", PAGE.read_text(encoding="utf-8"), re.S | re.M
-    )
-    found = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\| (.*) \|$", section, re.M)
+    found = re.findall(r"^\| `(\w+)` \| (?:`(.*?)`)? ?\| (.*) \|$", sections()[kind.name], re.M)
     return {name: (default, text) for name, default, text in found if name != "severity"}
 
 
 @RULES
 def test_the_page_shows_the_defaults_that_are_used(kind: type[Rule]) -> None:
-    (rule,) = [rule for rule in build("default") if rule.name == kind.name]
-    used = {name: value for name, value in rule.parameters if name != "severity"}
+    used = {name: value for name, value in defaults()[kind.name].parameters if name != "severity"}
     assert {name: json.loads(default) for name, (default, _) in rows(kind).items()} == used
 
 

@@ -139,7 +139,10 @@ def normalized() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 1))
 
 
-@pytest.mark.parametrize(("left_at", "severity"), [(0, "warning"), (6, "error"), (None, None)])
+@pytest.mark.parametrize(
+    ("left_at", "severity"),
+    [pytest.param(0, "warning", marks=pytest.mark.slow), (6, "error"), (None, None)],
+)
 def test_a_real_training_in_evaluation_mode(
     left_at: int | None, severity: str | None, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from comgra_decl.rules import diagnose, health
 from comgra_decl.rules.health import Check
 from tests.rules.tape import Tape
+from tests.support.shortened import shortened
 from tests.support.traced import traced
 
 NODES = {
@@ -64,6 +65,7 @@ def test_nothing_about_values_is_ticked_once_weights_are_not_finite(tmp_path: Pa
     assert "20 of 40 losses are NaN or infinite" in found["Is the loss steady?"].numbers
 
 
+@pytest.mark.slow
 def test_questions_about_tensors_that_the_model_lacks_do_not_apply(tmp_path: Path) -> None:
     model = classifier()
     found = answers(tmp_path, model, lambda _: of_classes(model))
@@ -89,7 +91,9 @@ class Functional(nn.Module):
         return out
 
 
-@pytest.mark.parametrize(("bias", "colour"), [(-30.0, "unchecked"), (0.0, "green")])
+@pytest.mark.parametrize(
+    ("bias", "colour"), shortened([(-30.0, "unchecked"), (0.0, "green")], tried=1, several=True)
+)
 def test_units_before_a_functional_rectifier_are_judged_by_gradients_of_biases(
     bias: float, colour: str, tmp_path: Path
 ) -> None:
@@ -111,6 +115,7 @@ class Attending(nn.Module):
         return out
 
 
+@pytest.mark.slow
 def test_predictions_that_are_flattened_are_judged_before_that(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = Attending()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -61,6 +62,7 @@ def test_a_change_that_nothing_depends_on_is_reported(tmp_path: Path) -> None:
     assert finding.message.endswith(", but the model's output is the same.")
 
 
+@pytest.mark.slow
 def test_since_when_it_does_nothing_is_the_first_step(tmp_path: Path) -> None:
     changes = {
         "idle": {"select": "late", "do": "zero"},

@@ -15,6 +15,7 @@ import comgra_decl as comgra
 from comgra_decl.errors import SpecError
 from comgra_decl.query import Run
 from comgra_decl.rules import diagnose, stored
+from tests.support.shortened import shortened
 
 NODES = {"all": {"select": "**", "capture": ["output", "output_grad", "parameter"]}}
 RARELY = {"first": 2, "every": 50}
@@ -53,7 +54,7 @@ def reasons(run: Run) -> dict[int, str]:
     return dict(zip(table["step"].tolist(), table["kept"].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("interval", [0, 0.25])
+@pytest.mark.parametrize("interval", shortened([0, 0.25], tried=1))
 def test_a_finding_keeps_its_step_and_those_around_it(tmp_path: Path, interval: float) -> None:
     run, losses = traced(
         tmp_path,
@@ -83,6 +84,7 @@ def test_a_finding_keeps_its_step_and_those_around_it(tmp_path: Path, interval: 
             assert_array_equal(run.series(node, statistic), expected)
 
 
+@pytest.mark.slow
 def test_what_is_kept_for_a_finding_is_not_shown_to_the_rules_again(tmp_path: Path) -> None:
     keep = {"ring": 8, "when": ["nonfinite"]}
     run, _ = traced(tmp_path, keep=keep, on_finding={"keep": "warning"}, wild=75)
@@ -115,6 +117,7 @@ def test_a_dry_run_of_such_a_spec_is_possible() -> None:
     assert _rehearsed(spec, Path("x")).on_finding.keep == "never"
 
 
+@pytest.mark.slow
 def test_the_last_records_of_a_training_are_looked_at(tmp_path: Path) -> None:
     for on_finding in ({}, {"keep": "error"}):
         keep = {"ring": 30, "when": ["nonfinite"]}

@@ -112,6 +112,7 @@ def blown_up(step: int, model: nn.Module) -> None:
             model.get_parameter("4.weight").mul_(1000)
 
 
+@pytest.mark.slow
 def test_activations_that_blow_up_follow_from_the_weight_that_did(tmp_path: Path) -> None:
     torch.manual_seed(0)
     layers = [layer for _ in range(5) for layer in (nn.Linear(6, 6), nn.GELU())]

@@ -150,11 +150,15 @@ def nothing(_batch: Batch, _generator: torch.Generator) -> None:
 @SEEDS
 @pytest.mark.parametrize(
     ("plant", "first"),
-    [
-        (noisy_category(3), "Samples of category 3 have a larger loss ("),
-        (noisy_category(0), "Samples of category 0 have a larger loss ("),
-        (clean_category, "Samples of category 2 have a smaller loss ("),
-    ],
+    shortened(
+        [
+            (noisy_category(3), "Samples of category 3 have a larger loss ("),
+            (noisy_category(0), "Samples of category 0 have a larger loss ("),
+            (clean_category, "Samples of category 2 have a smaller loss ("),
+        ],
+        tried=1,
+        several=True,
+    ),
 )
 def test_a_category_with_another_loss_comes_first(
     tmp_path: Path, plant: Plant, first: str, seed: int
@@ -165,6 +169,7 @@ def test_a_category_with_another_loss_comes_first(
 
 
 @SEEDS
+@pytest.mark.slow
 def test_gradients_at_the_prediction_stand_for_losses_that_are_averaged(
     tmp_path: Path, seed: int
 ) -> None:
@@ -175,7 +180,7 @@ def test_gradients_at_the_prediction_stand_for_losses_that_are_averaged(
 
 
 @SEEDS
-@pytest.mark.parametrize("plant", [spoilt_source, spoilt_source_second])
+@pytest.mark.parametrize("plant", shortened([spoilt_source, spoilt_source_second], tried=1))
 def test_a_tag_with_another_loss_comes_first(tmp_path: Path, plant: Plant, seed: int) -> None:
     found = trained(tmp_path, plant, seed=seed)
     assert found[0].sentence.startswith("Steps with tag web have a larger loss (")
@@ -186,10 +191,14 @@ def test_a_tag_with_another_loss_comes_first(tmp_path: Path, plant: Plant, seed:
 @SEEDS
 @pytest.mark.parametrize(
     ("plant", "statistics"),
-    [
-        (batches_of_different_scale, {"std", "l2", "abs_mean", "abs_max", "min", "max"}),
-        (batches_of_different_mean, {"mean", "abs_mean", "l2", "abs_max", "min", "max"}),
-    ],
+    shortened(
+        [
+            (batches_of_different_scale, {"std", "l2", "abs_mean", "abs_max", "min", "max"}),
+            (batches_of_different_mean, {"mean", "abs_mean", "l2", "abs_max", "min", "max"}),
+        ],
+        tried=1,
+        several=True,
+    ),
 )
 def test_what_distinguishes_inputs_stands_for_all_it_causes(
     tmp_path: Path, plant: Plant, statistics: set[str], seed: int
@@ -203,6 +212,7 @@ def test_what_distinguishes_inputs_stands_for_all_it_causes(
 
 
 @SEEDS
+@pytest.mark.slow
 def test_a_metric_that_drives_the_loss_comes_first(tmp_path: Path, seed: int) -> None:
     found = trained(tmp_path, temperature, seed=seed)
     assert found[0].sentence.startswith("temperature rises when loss rises (")
@@ -212,11 +222,15 @@ def test_a_metric_that_drives_the_loss_comes_first(tmp_path: Path, seed: int) ->
 @SEEDS
 @pytest.mark.parametrize(
     ("plant", "how"),
-    [
-        (nothing_with_tags_and_metrics, {}),
-        (nothing, {"by_sample": True}),
-        (nothing, {"by_category": True}),
-    ],
+    shortened(
+        [
+            (nothing_with_tags_and_metrics, {}),
+            (nothing, {"by_sample": True}),
+            (nothing, {"by_category": True}),
+        ],
+        tried=1,
+        several=True,
+    ),
 )
 def test_nothing_is_reported_where_nothing_was_planted(
     tmp_path: Path, plant: Plant, how: dict[str, bool], seed: int

@@ -97,7 +97,9 @@ def train(steps: int, *, zero: bool) -> torch.Tensor:
     return model.layer.weight.detach()
 
 
-@pytest.mark.parametrize(("zero", "expected"), [(False, None), (True, 2)])
+@pytest.mark.parametrize(
+    ("zero", "expected"), [pytest.param(False, None, marks=pytest.mark.slow), (True, 2)]
+)
 def test_a_training_says_its_scale_and_what_was_skipped(
     tmp_path: Path, zero: bool, expected: int | None
 ) -> None:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.rules.test_causes_of_strangers import Loss, fit, found, mlp
+from tests.support.shortened import shortened
 
 N = 32
 
@@ -88,7 +89,7 @@ def clipped(model: nn.Module, *, negated: bool, sign: float, attached: bool = Fa
     return sign * policy + ((values - returns) ** 2).mean()
 
 
-@pytest.mark.parametrize("log_prob", LOG_PROBS)
+@pytest.mark.parametrize("log_prob", shortened(LOG_PROBS, tried=1))
 @pytest.mark.parametrize(("sign", "wrong"), [(-1, False), (1, True)])
 def test_a_policy_that_unlearns_good_actions(
     log_prob: LogProb, sign: float, wrong: bool, tmp_path: Path
@@ -104,6 +105,7 @@ def test_a_policy_that_unlearns_good_actions(
     ("negated", "sign", "wrong"),
     [(False, -1, False), (False, 1, True), (True, 1, False), (True, -1, True)],
 )
+@pytest.mark.slow
 def test_the_sign_of_a_clipped_objective(
     negated: bool, sign: float, wrong: bool, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def reinforce(model: nn.Module, *, sign: float, loop: bool) -> Tensor:
 
 @pytest.mark.parametrize("loop", [False, True])
 @pytest.mark.parametrize(("sign", "wrong"), [(-1, False), (1, True)])
+@pytest.mark.slow
 def test_without_values_a_wrong_sign_is_a_hint(
     loop: bool, sign: float, wrong: bool, tmp_path: Path
 ) -> None:
@@ -129,6 +132,7 @@ def test_without_values_a_wrong_sign_is_a_hint(
     assert (finding is not None and finding.severity == "hint") is wrong
 
 
+@pytest.mark.slow
 def test_weighted_classes_and_regressions_are_no_policies(tmp_path: Path) -> None:
     def weighted(model: nn.Module) -> Tensor:
         x, y = torch.randn(N, 4), torch.randint(0, 3, (N,))
@@ -146,15 +150,22 @@ def test_an_advantage_that_trains_the_values(detach: bool, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("attached", [True, False])
+@pytest.mark.slow
 def test_a_ratio_of_a_policy_with_itself(attached: bool, tmp_path: Path) -> None:
     loss = partial(clipped, negated=False, sign=-1, attached=attached)
     assert ("attached_ratio" in names(tmp_path, loss, ActorCritic())) is attached
 
 
 @pytest.mark.parametrize(
-    ("weight", "wrong"), [(-0.01, False), (-1.5, True), (0.01, True), (0, False)]
+    ("weight", "wrong"),
+    [
+        (-0.01, False),
+        pytest.param(-1.5, True, marks=pytest.mark.slow),
+        (0.01, True),
+        pytest.param(0, False, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize("library", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_an_entropy_that_opposes_or_outweighs_the_policy(
     weight: float, wrong: bool, library: bool, tmp_path: Path
 ) -> None:
@@ -218,6 +229,7 @@ def q_findings(root: Path, discount: Discount, *, same: bool = False) -> set[str
     "discount",
     [masked_by_product, masked_first, masked_in_place, masked_by_where, not_masked],
 )
+@pytest.mark.slow
 def test_targets_beyond_the_end_of_an_episode(discount: Discount, tmp_path: Path) -> None:
     assert ("unmasked_target" in q_findings(tmp_path, discount)) is (discount is not_masked)
 
@@ -228,6 +240,7 @@ def test_next_states_that_are_the_states(same: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ascending", [True, False])
+@pytest.mark.slow
 def test_the_order_in_which_returns_are_added_up(ascending: bool, tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         x, rewards = torch.randn(6, N, 4), torch.randn(6, N)
@@ -255,7 +268,7 @@ REWARDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("reward", shortened(REWARDS, tried=1))
 @pytest.mark.parametrize(("sign", "wrong"), [(-1, False), (1, True)])
 def test_an_actor_that_minimizes_its_value(
     sign: float, wrong: bool, reward: str, tmp_path: Path
@@ -283,6 +296,7 @@ def test_an_actor_that_minimizes_its_value(
 
 
 @pytest.mark.parametrize("low", [0.0, -1.0])
+@pytest.mark.slow
 def test_an_actor_may_minimize_what_may_be_costs(low: float, tmp_path: Path) -> None:
     actor, critic = mlp(4, 1), mlp(5, 1)
     optimizer = torch.optim.Adam([*critic.parameters(), *actor.parameters()], 0.01)
@@ -300,6 +314,7 @@ def test_an_actor_may_minimize_what_may_be_costs(low: float, tmp_path: Path) -> 
     assert found(tmp_path, train)["actor_sign"].severity == ("hint" if low == 0 else "warning")
 
 
+@pytest.mark.slow
 def test_a_mean_of_two_networks_is_no_bootstrapped_target(tmp_path: Path) -> None:
     one, two = mlp(4, 1), mlp(4, 1)
 
@@ -423,6 +438,7 @@ def test_calls_without_the_intended_effect(mistake: str, tmp_path: Path) -> None
     ("last", "scale", "wrong"),
     [(nn.Sigmoid(), 1.0, True), (nn.Tanh(), 3.0, True), (nn.Tanh(), 0.1, False)],
 )
+@pytest.mark.slow
 def test_predictions_that_cannot_reach_their_targets(
     last: nn.Module, scale: float, wrong: bool, tmp_path: Path
 ) -> None:
@@ -453,7 +469,7 @@ def cross_entropy(model: nn.Module, options: dict[str, Any] | None = None) -> Te
     ("options", "rule"),
     [
         ({"label_smoothing": 0.6}, "heavy_smoothing"),
-        ({"label_smoothing": 0.1}, ""),
+        pytest.param({"label_smoothing": 0.1}, "", marks=pytest.mark.slow),
         ({"reduction": "sum"}, "summed_loss"),
     ],
 )
@@ -463,7 +479,12 @@ def test_arguments_of_losses(options: dict[str, object], rule: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("betas", "wrong"), [((0.999, 0.9), True), ((0.9, 0.999), False), ((0.0, 0.9), False)]
+    ("betas", "wrong"),
+    [
+        ((0.999, 0.9), True),
+        pytest.param((0.9, 0.999), False, marks=pytest.mark.slow),
+        ((0.0, 0.9), False),
+    ],
 )
 def test_swapped_betas(betas: tuple[float, float], wrong: bool, tmp_path: Path) -> None:
     model = mlp(4, 2)
@@ -498,7 +519,15 @@ def speaking(model: nn.Module, *, shift: int) -> Tensor:
     return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
-@pytest.mark.parametrize(("shift", "wrong"), [(1, False), (2, True), (-1, True), (3, False)])
+@pytest.mark.parametrize(
+    ("shift", "wrong"),
+    [
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(2, True, marks=pytest.mark.slow),
+        (-1, True),
+        (3, False),
+    ],
+)
 def test_targets_shifted_by_two_or_backwards(shift: int, wrong: bool, tmp_path: Path) -> None:
     found_ = names(tmp_path, partial(speaking, shift=shift), Speaker(), steps=8)
     assert ("wrong_shift" in found_) is wrong
@@ -526,6 +555,7 @@ def test_nodes_pooled_into_other_graphs(shuffled: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("factor", "wrong"), [(0.3, True), (0.95, False)])
+@pytest.mark.slow
 def test_a_discount_that_forgets_the_future(factor: float, wrong: bool, tmp_path: Path) -> None:
     def discount(values: Tensor, done: Tensor) -> Tensor:
         return factor * (1 - done) * values
@@ -555,6 +585,7 @@ def test_inputs_with_another_mean_in_evaluation(shift: float, wrong: bool, tmp_p
 
 
 @pytest.mark.parametrize("related", [True, False])
+@pytest.mark.slow
 def test_classes_about_which_the_inputs_say_little(related: bool, tmp_path: Path) -> None:
     x = torch.randn(4096, 8)
     y = (x[:, 0] > 0).long() if related else torch.randint(0, 2, (4096,))
@@ -568,6 +599,7 @@ def test_classes_about_which_the_inputs_say_little(related: bool, tmp_path: Path
 
 
 @pytest.mark.parametrize(("weight", "wrong"), [(-0.01, False), (0.01, True)])
+@pytest.mark.slow
 def test_the_entropy_of_a_gaussian_policy(weight: float, wrong: bool, tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         assert isinstance(model, ActorCritic)
@@ -624,7 +656,10 @@ def test_tables_that_are_standardized_by_row(rows: bool, tmp_path: Path) -> None
     assert ("standardized_rows" in names(tmp_path, loss, mlp(6, 1), steps=12)) is rows
 
 
-@pytest.mark.parametrize(("mode", "wrong"), [("train", True), ("eval", False), ("none", False)])
+@pytest.mark.parametrize(
+    ("mode", "wrong"),
+    [("train", True), ("eval", False), pytest.param("none", False, marks=pytest.mark.slow)],
+)
 def test_evaluations_in_training_mode(mode: str, wrong: bool, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.2), nn.Linear(16, 1))
 
@@ -690,7 +725,14 @@ def padded(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("inverted", [False, True])
-@pytest.mark.parametrize("how", ["by hand", "module", "fused"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("by hand", marks=pytest.mark.slow),
+        "module",
+        pytest.param("fused", marks=pytest.mark.slow),
+    ],
+)
 def test_masks_that_hide_the_tokens(how: str, inverted: bool, tmp_path: Path) -> None:
     reader = Reader(f"inverted {how}" if inverted else how)
     assert ("inverted_mask" in names(tmp_path, padded, reader)) is inverted
@@ -719,6 +761,7 @@ def test_messages_from_the_node_itself(own: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["own", "right", "difference", "scaled by targets"])
+@pytest.mark.slow
 def test_messages_weighed_by_attention(kind: str, tmp_path: Path) -> None:
     source, sink = torch.randint(0, 40, (2, 200))
     sink = sink.sort().values
@@ -784,10 +827,10 @@ class Bonds(nn.Module):
 @pytest.mark.parametrize(
     ("directions", "twice", "rule"),
     [
-        ("up", False, "one_way_messages"),
+        pytest.param("up", False, "one_way_messages", marks=pytest.mark.slow),
         ("down", False, "one_way_messages"),
-        ("up", True, ""),
-        ("both", False, ""),
+        pytest.param("up", True, "", marks=pytest.mark.slow),
+        pytest.param("both", False, "", marks=pytest.mark.slow),
         ("first graph", False, "unreached_nodes"),
     ],
 )
@@ -810,6 +853,7 @@ def sliced(model: nn.Module, *, shift: int) -> Tensor:
 
 
 @pytest.mark.parametrize(("shift", "wrong"), [(1, False), (0, True)])
+@pytest.mark.slow
 def test_targets_cut_from_the_tensor_of_the_inputs(shift: int, wrong: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     findings = found(tmp_path, lambda: fit(Speaker(), partial(sliced, shift=shift), steps=6))
@@ -841,6 +885,7 @@ def translating(model: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize(("ahead", "wrong"), [(0, False), (1, True)])
+@pytest.mark.slow
 def test_decoders_that_see_the_next_token(ahead: int, wrong: bool, tmp_path: Path) -> None:
     def training() -> None:
         fit(Translator(ahead=ahead), translating, steps=8)
@@ -848,6 +893,7 @@ def test_decoders_that_see_the_next_token(ahead: int, wrong: bool, tmp_path: Pat
     assert ("future_visible" in found(tmp_path, training, perturbations=True)) is wrong
 
 
+@pytest.mark.slow
 def test_mixed_samples_name_the_module_that_mixes_them(tmp_path: Path) -> None:
     def training() -> None:
         fit(Translator(batch_first=False), translating, steps=8)
@@ -857,6 +903,7 @@ def test_mixed_samples_name_the_module_that_mixes_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dim", "wrong"), [(1, False), (0, True)])
+@pytest.mark.slow
 def test_weights_that_are_normalized_over_the_samples(
     dim: int, wrong: bool, tmp_path: Path
 ) -> None:
@@ -915,6 +962,7 @@ def test_log_probabilities_of_other_actions(fresh: bool, used: str, tmp_path: Pa
     assert ("fresh_actions" in names(tmp_path, loss, ActorCritic())) is wrong
 
 
+@pytest.mark.slow
 def test_further_actions_may_estimate_the_entropy(tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         policy = torch.distributions.Categorical(logits=model(torch.randn(N, 4))[0])
@@ -948,6 +996,7 @@ def test_the_program_may_update_parameters_itself(updated: bool, tmp_path: Path)
 
 
 @pytest.mark.parametrize("right", [False, True])
+@pytest.mark.slow
 def test_a_loss_whose_parameters_no_optimizer_holds(right: bool, tmp_path: Path) -> None:
     actor, critic = mlp(4, 1), mlp(5, 1)
 
@@ -966,7 +1015,16 @@ def test_a_loss_whose_parameters_no_optimizer_holds(right: bool, tmp_path: Path)
     assert ("useless_backward" in found(tmp_path, training)) is not right
 
 
-@pytest.mark.parametrize("actions", ["stored", "detached", "own", "summed", "separate values"])
+@pytest.mark.parametrize(
+    "actions",
+    [
+        "stored",
+        pytest.param("detached", marks=pytest.mark.slow),
+        "own",
+        pytest.param("summed", marks=pytest.mark.slow),
+        pytest.param("separate values", marks=pytest.mark.slow),
+    ],
+)
 def test_an_actor_loss_must_evaluate_the_actions_of_the_actor(actions: str, tmp_path: Path) -> None:
     actor, critic, values = mlp(4, 1), mlp(5, 1), mlp(4, 1)
 
@@ -995,6 +1053,7 @@ def test_an_actor_loss_must_evaluate_the_actions_of_the_actor(actions: str, tmp_
 
 
 @pytest.mark.parametrize("alternating", [True, False])
+@pytest.mark.slow
 def test_optimizers_may_use_the_terms_of_a_loss_in_turn(alternating: bool, tmp_path: Path) -> None:
     one, other = mlp(4, 3), mlp(4, 3)
 
@@ -1012,6 +1071,7 @@ def test_optimizers_may_use_the_terms_of_a_loss_in_turn(alternating: bool, tmp_p
 
 
 @pytest.mark.parametrize(("weight", "sampled"), [(1 / N, True), (1.0, True), (1 / N, False)])
+@pytest.mark.slow
 def test_divergences_of_distributions(weight: float, sampled: bool, tmp_path: Path) -> None:
     class Posterior(VAE):
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -1035,6 +1095,7 @@ def test_divergences_of_distributions(weight: float, sampled: bool, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("rate", "wrong"), [(0.95, True), (0.3, False)])
+@pytest.mark.slow
 def test_dropout_functions_that_drop_nearly_everything(
     rate: float, wrong: bool, tmp_path: Path
 ) -> None:
@@ -1055,6 +1116,7 @@ def test_dropout_functions_that_drop_nearly_everything(
 
 
 @pytest.mark.parametrize("columns", [1, N])
+@pytest.mark.slow
 def test_targets_that_were_broadcast_before_the_loss(columns: int, tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         x = torch.randn(N, 4)
@@ -1066,6 +1128,7 @@ def test_targets_that_were_broadcast_before_the_loss(columns: int, tmp_path: Pat
         assert ("silent_broadcasting" in names(tmp_path, loss, mlp(4, 1))) is wrong
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_frozen_late_may_have_moved_before(tmp_path: Path) -> None:
     model = mlp(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=0.01)
@@ -1082,6 +1145,7 @@ def test_a_layer_that_is_frozen_late_may_have_moved_before(tmp_path: Path) -> No
     assert "frozen_parameter_moves" not in found(tmp_path, training)
 
 
+@pytest.mark.slow
 def test_weighted_samples_beside_an_entropy_are_no_policy(tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         logits, values = model(torch.randn(N, 4))
@@ -1109,7 +1173,9 @@ def test_sequences_whose_end_is_ignored(end: bool, tmp_path: Path) -> None:
     assert ("ignored_end" in names(tmp_path, loss, Speaker(words=9), steps=8)) is not end
 
 
-@pytest.mark.parametrize(("choice", "negated"), [("min", False), ("max", True)])
+@pytest.mark.parametrize(
+    ("choice", "negated"), [("min", False), pytest.param("max", True, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("right", [True, False])
 def test_the_side_on_which_an_objective_is_clipped(
     choice: str, negated: bool, right: bool, tmp_path: Path
@@ -1128,7 +1194,7 @@ def test_the_side_on_which_an_objective_is_clipped(
     assert ("wrong_clipping" in names(tmp_path, loss, ActorCritic())) is not right
 
 
-@pytest.mark.parametrize("log_prob", [gathered, distributed])
+@pytest.mark.parametrize("log_prob", [gathered, pytest.param(distributed, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("twice", [True, False])
 def test_policies_of_probabilities(log_prob: LogProb, twice: bool, tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
@@ -1140,6 +1206,7 @@ def test_policies_of_probabilities(log_prob: LogProb, twice: bool, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("dim", "wrong"), [(-1, False), (1, True)])
+@pytest.mark.slow
 def test_attention_over_the_heads(dim: int, wrong: bool, tmp_path: Path) -> None:
     class Heads(nn.Module):
         def __init__(self) -> None:
@@ -1160,6 +1227,7 @@ def test_attention_over_the_heads(dim: int, wrong: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("dim", "wrong"), [(1, False), (0, True)])
+@pytest.mark.slow
 def test_log_probabilities_of_chosen_rows(dim: int, wrong: bool, tmp_path: Path) -> None:
     chosen = torch.randperm(N)[:20]
 
@@ -1202,6 +1270,7 @@ def test_taggers_that_read_the_batch_as_time(batch_first: bool, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("time_first", [True, False])
+@pytest.mark.slow
 def test_the_loss_of_padded_sentences_may_be_part_of_the_model(
     time_first: bool, tmp_path: Path
 ) -> None:
@@ -1226,6 +1295,7 @@ def test_the_loss_of_padded_sentences_may_be_part_of_the_model(
     assert ("batch_as_time" in names(tmp_path, loss, Field())) is not time_first
 
 
+@pytest.mark.slow
 def test_a_target_that_was_broadcast_before_a_difference(tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         x = torch.randn(N, 4)
@@ -1235,6 +1305,7 @@ def test_a_target_that_was_broadcast_before_a_difference(tmp_path: Path) -> None
     assert "silent_broadcasting" in names(tmp_path, loss, mlp(4, 1))
 
 
+@pytest.mark.slow
 def test_logits_beside_probabilities_of_another_loss(tmp_path: Path) -> None:
     def loss(model: nn.Module) -> Tensor:
         x, y = torch.randn(4, 3, 8, 8), torch.randint(0, 3, (4, 8, 8))
@@ -1248,6 +1319,7 @@ def test_logits_beside_probabilities_of_another_loss(tmp_path: Path) -> None:
     assert {f.severity for f in findings.values()} <= {"hint"}
 
 
+@pytest.mark.slow
 def test_the_last_state_of_a_loop_may_be_unused(tmp_path: Path) -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:

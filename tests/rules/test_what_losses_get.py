@@ -21,6 +21,7 @@ from tests.rules.trainings import (
     mlp,
     regression,
 )
+from tests.support.shortened import shortened
 
 Form = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -35,7 +36,7 @@ SAME_SHAPE: dict[str, Form] = {
 }
 
 
-@pytest.mark.parametrize("form", SAME_SHAPE)
+@pytest.mark.parametrize("form", shortened(SAME_SHAPE, tried=3))
 def test_shapes_made_the_same_before_the_loss_do_not_broadcast(form: str, tmp_path: Path) -> None:
     assert alarms(found(tmp_path, lambda: fit(mlp(4, 8, 1), regression(SAME_SHAPE[form])))) == []
 
@@ -49,7 +50,7 @@ BROADCAST: dict[str, Form] = {
 
 
 @pytest.mark.filterwarnings("ignore:Using a target size")
-@pytest.mark.parametrize("form", BROADCAST)
+@pytest.mark.parametrize("form", shortened(BROADCAST, tried=2))
 def test_each_prediction_compared_with_each_target_is_an_error(form: str, tmp_path: Path) -> None:
     findings = found(tmp_path, lambda: fit(mlp(4, 8, 1), regression(BROADCAST[form])))
     assert (findings[0].rule, findings[0].severity) == ("silent_broadcasting", "error")
@@ -112,7 +113,7 @@ LOGARITHMS: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.parametrize("form", LOGARITHMS)
+@pytest.mark.parametrize("form", shortened(LOGARITHMS, tried=1))
 def test_logarithms_of_probabilities_are_right_for_a_likelihood(form: str, tmp_path: Path) -> None:
     assert alarms(found(tmp_path, LOGARITHMS[form])) == []
 
@@ -130,7 +131,12 @@ def ctc(model: nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("end", "reported"), [(nn.LogSoftmax(-1), False), (nn.Softmax(-1), True), (nn.ReLU(), True)]
+    ("end", "reported"),
+    shortened(
+        [(nn.LogSoftmax(-1), False), (nn.Softmax(-1), True), (nn.ReLU(), True)],
+        tried=2,
+        several=True,
+    ),
 )
 def test_ctc_expects_logarithms_of_probabilities(
     end: nn.Module, reported: bool, tmp_path: Path
@@ -141,12 +147,16 @@ def test_ctc_expects_logarithms_of_probabilities(
 
 @pytest.mark.parametrize(
     ("labels", "reported"),
-    [
-        (lambda: (torch.rand(16, 3) < 0.5).float(), True),
-        (lambda: F.one_hot(torch.randint(0, 3, (16,)), 3).float(), False),
-        (lambda: torch.softmax(torch.randn(16, 3), -1), False),
-        (lambda: 0.9 * F.one_hot(torch.randint(0, 3, (16,)), 3).float() + 0.1 / 3, False),
-    ],
+    shortened(
+        [
+            (lambda: (torch.rand(16, 3) < 0.5).float(), True),
+            (lambda: F.one_hot(torch.randint(0, 3, (16,)), 3).float(), False),
+            (lambda: torch.softmax(torch.randn(16, 3), -1), False),
+            (lambda: 0.9 * F.one_hot(torch.randint(0, 3, (16,)), 3).float() + 0.1 / 3, False),
+        ],
+        tried=2,
+        several=True,
+    ),
     ids=["several labels", "one label", "soft labels", "smoothed labels"],
 )
 def test_a_cross_entropy_of_samples_with_several_labels(
@@ -161,10 +171,14 @@ def test_a_cross_entropy_of_samples_with_several_labels(
 
 @pytest.mark.parametrize(
     ("end", "form", "severity"),
-    [
-        (nn.LogSoftmax(0), F.nll_loss, "error"),
-        (nn.Softmax(0), lambda p, y: F.nll_loss(p.log(), y), "warning"),
-    ],
+    shortened(
+        [
+            (nn.LogSoftmax(0), F.nll_loss, "error"),
+            (nn.Softmax(0), lambda p, y: F.nll_loss(p.log(), y), "warning"),
+        ],
+        tried=1,
+        several=True,
+    ),
 )
 def test_a_softmax_over_the_batch_mixes_samples(
     end: nn.Module, form: Any, severity: str, tmp_path: Path

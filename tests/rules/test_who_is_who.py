@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.rules.trainings import BATCH, alarms, by_rule, fit, found, mlp, regression
+from tests.support.shortened import shortened
 
 LOSS = regression(lambda p, y: F.mse_loss(p[:, 0], y))
 
@@ -110,16 +111,19 @@ def adversaries() -> None:
 
 @pytest.mark.parametrize(
     "training",
-    [
-        lambda: q_learning(requires_grad=True),
-        lambda: q_learning(requires_grad=False),
-        lambda: q_learning(requires_grad=True, called=False),
-        average,
-        distillation,
-        siamese,
-        bias_before_norm,
-        adversaries,
-    ],
+    shortened(
+        [
+            lambda: q_learning(requires_grad=True),
+            lambda: q_learning(requires_grad=False),
+            lambda: q_learning(requires_grad=True, called=False),
+            average,
+            distillation,
+            siamese,
+            bias_before_norm,
+            adversaries,
+        ],
+        tried=3,
+    ),
     ids=[
         "target network",
         "frozen target network",

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from comgra_decl.rules import Diagnosis, diagnose, health
+from tests.support.shortened import shortened
 from tests.support.traced import traced
 
 NODES = {
@@ -45,7 +46,7 @@ def constant(_step: int) -> float:
     return 1.0
 
 
-@pytest.mark.parametrize("updates", [False, True])
+@pytest.mark.parametrize("updates", shortened([False, True], tried=1))
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 def test_a_rate_of_zero_from_the_start(
     kind: type[torch.optim.SGD | torch.optim.Adam], updates: bool, tmp_path: Path
@@ -108,7 +109,9 @@ def one_group_waits(model: nn.Sequential) -> Made:
     return torch.optim.SGD(groups, lr=0.1), [lambda _: 0.0, constant]
 
 
-@pytest.mark.parametrize("make", [falls_to_zero, starts_at_zero, one_group_waits])
+@pytest.mark.parametrize(
+    "make", shortened([falls_to_zero, starts_at_zero, one_group_waits], tried=1)
+)
 def test_a_rate_that_is_zero_on_purpose_is_not_reported(
     make: Callable[[nn.Sequential], Made], tmp_path: Path
 ) -> None:

@@ -245,6 +245,7 @@ def test_only_pictures_of_the_selected_nodes_are_sent(
     assert sink.images == {}
 
 
+@pytest.mark.slow
 def test_pictures_have_limits(tmp_path: Path, sink: Memory) -> None:
     with comgra.trace(SPEC, root=tmp_path, group="g"):
         for step in range(90):

@@ -21,6 +21,7 @@ from tests.cli.test_commands import done
 from tests.sinks.test_trackers import config_and_rows, same, trained
 from tests.store.truth import Truth
 from tests.support.fake_run import FakeRun
+from tests.support.shortened import shortened
 
 
 class Remembering:
@@ -98,7 +99,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return open_run(path)
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", shortened(TOOLS, tried=1))
 def test_no_tool_receives_ten_thousand_tensors_unasked(
     name: str, large: Run, tool: Remembering
 ) -> None:
@@ -112,6 +113,7 @@ def test_no_tool_receives_ten_thousand_tensors_unasked(
     assert {text.partition("/")[0] for text in tool.numbers} == {"metrics"}
 
 
+@pytest.mark.slow
 def test_nor_does_tensorboard(large: Run, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     with pytest.raises(

@@ -20,7 +20,7 @@ from .recording import Tensors, check, raw_step, reduce, reducer
 from .test_device import elsewhere
 
 
-@pytest.fixture(params=["host", "device without Triton"])
+@pytest.fixture(params=["host", pytest.param("device without Triton", marks=pytest.mark.slow)])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Reducer:
     monkeypatch.setattr(device, "launcher_class", lambda _: None)
     return reducer() if request.param == "host" else elsewhere(None)

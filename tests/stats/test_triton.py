@@ -211,6 +211,7 @@ def test_triton_leaves_tensors_that_need_a_large_copy_to_torch_in_parts(
     st.integers(0, 5),
 )
 @settings(max_examples=3)
+@pytest.mark.slow
 def test_triton_gives_the_histogram_sample_of_the_host(
     shapes: list[tuple[int, int]], seed: int
 ) -> None:
@@ -304,6 +305,7 @@ def test_triton_names_what_was_written_before_it_was_read() -> None:
             check([(expected, 0), (y, 0)], reduced)
 
 
+@pytest.mark.slow
 def test_triton_holds_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "_MOST_HELD", 4)
     by = on_gpu()
@@ -375,6 +377,7 @@ def test_triton_reads_memory_once_in_a_step_however_it_is_passed_on(
             np.testing.assert_array_equal(rows[:, Raw.MAX], expected)
 
 
+@pytest.mark.slow
 def test_triton_takes_no_memory_for_read_that_another_tensor_had_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -417,6 +420,7 @@ def test_triton_reads_memory_again_that_was_written_in_between(counts: bool) -> 
         np.testing.assert_array_equal(rows[1], x.numpy().max(1))
 
 
+@pytest.mark.slow
 def test_triton_defers_tensors_though_pieces_are_others_than_when_they_are_read_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -616,6 +620,7 @@ def test_triton_that_fails_on_very_many_samples_leaves_them_to_torch(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+@pytest.mark.slow
 def test_triton_results_that_are_many_leave_the_device_within_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -167,6 +167,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         RunWriter.create(tmp_path / "file" / "run", meta_of())
 
 
+@pytest.mark.slow
 def test_a_folder_removed_while_it_is_written_is_told(tmp_path: Path) -> None:
     """At any moment: between two commits, within one, within the first."""
     for i in range(40):
@@ -216,6 +217,7 @@ def _write_on(run: Path, truth: Truth) -> None:
             continue  # as the writer of a run retries
 
 
+@pytest.mark.slow
 def test_a_run_grows_in_proportion_to_its_records(tmp_path: Path) -> None:
     sizes = []
     meta = meta_of(bins=64, sample_count=8)

@@ -71,6 +71,7 @@ def test_every_number_is_the_same_before_and_after(run: Path, written: tuple[Pat
     assert result.bytes_after == sum(len(content) for content in contents(run).values())
 
 
+@pytest.mark.slow
 def test_a_long_run_takes_hardly_more_than_its_statistics(tmp_path: Path) -> None:
     """At most 1.2 times the raw bytes of random numbers, which cannot be compressed."""
     truth = Truth(meta=meta_of(sample_count=0, bins=None, statistics=tuple("abcdefghij")))
@@ -92,6 +93,7 @@ def test_compacting_again_changes_nothing_to_speak_of(run: Path) -> None:
     assert abs(again.bytes_after - again.bytes_before) < 1000
 
 
+@pytest.mark.slow
 def test_who_has_it_open_goes_on_after_a_refresh(run: Path, written: tuple[Path, Truth]) -> None:
     reader = Reader(run)
     reader.view.row("agg", 3)
@@ -135,6 +137,7 @@ def damage(run: Path, key: str) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_run_stays_as_it_is(run: Path) -> None:
     damage(run, "agg/blk/c/1/0/2")
     (found,) = verify(run).damages
@@ -146,6 +149,7 @@ def test_a_damaged_run_stays_as_it_is(run: Path) -> None:
     assert contents(run) == before
 
 
+@pytest.mark.slow
 def test_damage_of_what_is_there_twice_is_healed(run: Path, written: tuple[Path, Truth]) -> None:
     damage(run, "agg/row/c/77/0/0")
     (found,) = verify(run).damages

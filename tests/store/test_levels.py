@@ -169,6 +169,7 @@ def real_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(levels, "LONG", 1 << 16)
 
 
+@pytest.mark.slow
 def test_ten_times_the_records_take_no_more_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def test_several_structures_share_a_commit(tmp_path: Path) -> None:
     truth.check(Reader(tmp_path / "run").view)
 
 
+@pytest.mark.slow
 def test_slots_beyond_the_first_chunk_appear_later(tmp_path: Path) -> None:
     truth = Truth()
     writer = RunWriter.create(tmp_path / "run", truth.meta)
@@ -85,6 +86,7 @@ def test_slots_beyond_the_first_chunk_appear_later(tmp_path: Path) -> None:
     truth.check(view)
 
 
+@pytest.mark.slow
 def test_many_slots_from_the_start_use_several_chunks_and_smaller_blocks(tmp_path: Path) -> None:
     truth = Truth()
     writer = write(tmp_path / "run", truth, truth.batch(2, range(3000)))
@@ -264,7 +266,7 @@ def test_odd_and_relative_paths_work(
     truth.check(Reader(f"./sub/../{name}").view)
 
 
-@pytest.mark.parametrize("at_once", [1, 7, 64, 8192])
+@pytest.mark.parametrize("at_once", shortened([1, 7, 64, 8192], tried=1))
 def test_the_facts_of_records_are_read_in_parts(
     at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from comgra_decl.store.salvage import Salvage, TooLargeError
 from comgra_decl.store.view import View
 from tests.store.test_damage import overwrite
 from tests.store.truth import Truth, same
-from tests.support.shortened import examples
+from tests.support.shortened import examples, shortened
 
 FAMILIES = ("agg", "smp", "hist")
 
@@ -71,7 +71,7 @@ def whole_but(view: View, truth: Truth, family: str, records: slice) -> None:
             assert np.isnan(series[gone]).all()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", shortened(FAMILIES, tried=1))
 def test_a_damaged_block_is_read_from_its_rows(run: Path, truth: Truth, family: str) -> None:
     damage(run, *[key for key in chunks(run, f"{family}/blk") if key.split("/")[3] == "0"])
     view = Reader(run).view
@@ -79,7 +79,7 @@ def test_a_damaged_block_is_read_from_its_rows(run: Path, truth: Truth, family: 
     assert view.damage == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", shortened(FAMILIES, tried=1))
 def test_a_damaged_row_is_read_from_its_block(run: Path, truth: Truth, family: str) -> None:
     damage(run, *[key for key in chunks(run, f"{family}/row") if key.split("/")[3] == "7"])
     truth.check(Reader(run).view)

@@ -145,6 +145,7 @@ def _fail(_commit: object) -> None:
     raise OSError("no")
 
 
+@pytest.mark.slow
 def test_a_curve_takes_few_bytes(tmp_path: Path) -> None:
     """How much 100,000 losses add to a run, in commits of a few hundred."""
     losses = np.exp(-np.arange(100_000) / 30_000) + np.random.default_rng(0).normal(0, 0.1, 100_000)

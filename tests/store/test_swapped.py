@@ -146,6 +146,7 @@ def swaps(run: Path) -> Iterator[tuple[Path, Path]]:
         yield files[one], files[other]
 
 
+@pytest.mark.slow
 def test_any_data_file_in_the_place_of_another_gives_no_wrong_number(
     base: tuple[Path, Truth], run: Path
 ) -> None:

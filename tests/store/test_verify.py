@@ -115,6 +115,7 @@ def test_what_a_truncated_file_takes_away_is_named(run: Path, written: tuple[Pat
     assert "facts and values of records from 48 on" in {damage.lost for damage in facts}
 
 
+@pytest.mark.slow
 def test_all_that_was_whole_before_the_loss_can_be_rescued(
     run: Path, written: tuple[Path, Truth], tmp_path: Path
 ) -> None:

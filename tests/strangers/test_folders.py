@@ -67,6 +67,7 @@ def assert_harmless(attacks: Sequence[str], good: Path, folder: Path) -> None:
     assert not {attack: what for attack, what in bad.items() if what}
 
 
+@pytest.mark.slow
 def test_folders_of_strangers_run_hang_and_exhaust_nothing(good: Path, tmp_path: Path) -> None:
     assert_harmless(SHORT, good, tmp_path)
 

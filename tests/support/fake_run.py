@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tests.support.fake_model import (
     spec_of,
     structures_of,
 )
-from tests.support.fake_statistics import reduce, sample_indices
+from tests.support.fake_statistics import Reduced, reduce_all, sample_indices
 
 EVAL_EVERY = 10  # training records per evaluation record
 
@@ -95,7 +96,7 @@ class FakeRun:
                 wanted.append((self.step, "eval"))
         for first in range(0, len(wanted), commit):
             part = wanted[first : first + commit]
-            self.writer.commit([self._batch(step, kind) for step, kind in part])
+            self.writer.commit(self.batches(part))
 
     def close(self) -> None:
         """Mark the run as finished."""
@@ -134,14 +135,28 @@ class FakeRun:
         late = self.nonfinite_from is not None and step >= self.nonfinite_from
         return late and slot.key.node.endswith("mlp.fc2")
 
-    def _batch(self, step: int, kind: str) -> StepBatch:
-        slots = self.present(step, kind)
-        tensors = [self.tensor(slot, step, kind) for slot in slots]
-        count, bins = self.meta.sample_count, self.meta.bins or 0
-        parts = [
-            reduce(tensor, slot, count=count, bins=bins)
-            for tensor, slot in zip(tensors, slots, strict=True)
+    def batches(self, records: Sequence[tuple[int, str]]) -> list[StepBatch]:
+        """Return the batch of each (step, type)."""
+        slots = [self.present(step, kind) for step, kind in records]
+        tensors = [
+            [self.tensor(slot, step, kind) for slot in present]
+            for (step, kind), present in zip(records, slots, strict=True)
         ]
+        count, bins = self.meta.sample_count, self.meta.bins or 0
+        parts = iter(reduce_all([*chain(*tensors)], [*chain(*slots)], count=count, bins=bins))
+        return [
+            self._batch(step, kind, present, drawn, [*islice(parts, len(present))])
+            for (step, kind), present, drawn in zip(records, slots, tensors, strict=True)
+        ]
+
+    def _batch(
+        self,
+        step: int,
+        kind: str,
+        slots: list[SlotInfo],
+        tensors: list[NDArray[np.float32]],
+        parts: list[Reduced],
+    ) -> StepBatch:
         new = [slot for slot in self.slots if slot.id not in self._known and self._due(slot, slots)]
         structure = self.structures[step >= 5]
         batch = StepBatch(

@@ -11,15 +11,18 @@ import pytest
 from _pytest.mark import ParameterSet
 
 
-def shortened(cases: Iterable[Any], *, tried: int) -> list[ParameterSet]:
-    """Return cases for `parametrize` with one name; all but the first ones are marked slow.
+def shortened(cases: Iterable[Any], *, tried: int, several: bool = False) -> list[ParameterSet]:
+    """Return cases for `parametrize`; all but the first ones are marked slow.
 
     Args:
         cases: the values, one per case.
         tried: number of cases that the normal suite runs.
+        several: whether `parametrize` has several names, so that each case is a tuple of values.
     """
     return [
-        pytest.param(case, marks=[] if number < tried else [pytest.mark.slow])
+        pytest.param(
+            *(case if several else (case,)), marks=[] if number < tried else [pytest.mark.slow]
+        )
         for number, case in enumerate(cases)
     ]
 

@@ -131,12 +131,10 @@ def train(flow: Any, *, compiled: bool) -> tuple[Any, Any, list[np.ndarray[Any, 
 
 SHORT = [
     ("observed", modules),
-    ("uncompiled", modules),
     ("uncompiled", recurrent),
-    ("uncompiled", attention),
     ("eager", functions),
 ]
-"""Branches in all ways, a loop, and attention, without the time that compiling takes."""
+"""Branches in modules and in functions, and a loop, with little time for compiling."""
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,9 @@ def traced(root: Path, *changes: str, depth: int = DEPTH) -> list[float]:
         pytest.param(
             "schedule={first: 1, every: 1, budget: {time: '1%'}}", [0], marks=pytest.mark.slow
         ),
-        ("schedule={first: 1, every: 2, eval: {every: 1}}", [0, 2]),
+        pytest.param(
+            "schedule={first: 1, every: 2, eval: {every: 1}}", [0, 2], marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_program_may_nest_as_deeply_as_without_tracing(

@@ -216,6 +216,7 @@ def test_sizes_of_observed_batches_are_no_news_for_all_other_steps() -> None:
     assert seen((8, 8, 8, 8, 5, 7, 8)) == [False, True]
 
 
+@pytest.mark.slow
 def test_a_budget_is_not_charged_with_compiling_while_observed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -546,6 +547,7 @@ class Alternating(nn.Module):
 
 
 @pytest.mark.parametrize("mode", shortened(["auto", "observed"], tried=1))
+@pytest.mark.slow
 def test_what_a_program_leaves_out_of_a_step_is_no_omission_of_compiled_code(
     mode: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -581,6 +583,7 @@ def counting(shown: list[tuple[str, str]], step: Step) -> tuple[Step, list[int]]
         pytest.param((8, 8, 5, 5, 5, 5, 5), "observed", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_what_observed_code_does_not_show_is_said_and_auto_looks_for_it_eagerly(
     sizes: tuple[int, ...], last: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -597,6 +600,7 @@ def test_what_observed_code_does_not_show_is_said_and_auto_looks_for_it_eagerly(
     )
 
 
+@pytest.mark.slow
 def test_observed_stays_observed_whatever_compiled_code_does_not_show(
     shown: list[tuple[str, str]],
 ) -> None:
@@ -606,6 +610,7 @@ def test_observed_stays_observed_whatever_compiled_code_does_not_show(
     assert [count > 0 for count in counts[-STEPS:]][::2] == [False, True, True, True]
 
 
+@pytest.mark.slow
 def test_a_gradient_is_recorded_before_the_programs_own_hook_changes_it() -> None:
     def halving(called: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = called(x)
@@ -630,6 +635,7 @@ class Freezing(nn.Module):
 
 
 @pytest.mark.parametrize("mode", shortened(["auto", "observed"], tried=1))
+@pytest.mark.slow
 def test_a_layer_that_is_frozen_makes_the_next_record_eager(
     mode: str, shown: list[tuple[str, str]]
 ) -> None:
@@ -684,6 +690,7 @@ def test_updates_that_a_scaler_skips_are_no_omission_of_compiled_code() -> None:
     assert not any("does not expose" in line for line in traced.report["warnings"])
 
 
+@pytest.mark.slow
 def test_steps_whose_graph_is_followed_run_eagerly(shown: list[tuple[str, str]]) -> None:
     """The first two, and every tenth record."""
     step, counts = counting(shown, cross_entropy)

@@ -271,7 +271,9 @@ NAMED = {"net.encoder", "net.decoder"}
 UNNAMED = {"Linear", "Linear#2"}
 
 
-@pytest.mark.parametrize("where", ["not frozen", "main module", "function"])
+@pytest.mark.parametrize(
+    "where", ["not frozen", pytest.param("main module", marks=pytest.mark.slow), "function"]
+)
 def test_parts_of_a_model_frozen_before_tracing_keep_its_names_or_are_reported(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -223,6 +223,7 @@ def test_a_training_gets_slower_by_what_the_budget_says(
     jitter=st.floats(0, 0.1),
     percent=st.integers(2, 20),
 )
+@pytest.mark.slow
 def test_no_training_gets_slower_by_more_than_a_point_beyond_the_budget(
     host: float,
     device: float,

@@ -231,6 +231,7 @@ def test_weights_without_queries_and_keys_have_no_neurons(view: RunView) -> None
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_neurons_of_a_head_are_drawn_with_their_products(
     fused: Run, serve: Callable[..., str], page: Any
 ) -> None:

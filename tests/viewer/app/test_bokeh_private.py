@@ -83,6 +83,7 @@ def private_names(script: Path) -> list[str]:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_page_replaces_what_is_slow(viewer: Callable[..., Any]) -> None:
     replaced = viewer().evaluate(
         """() => [

@@ -38,6 +38,7 @@ def find(page: Any, text: str) -> None:
     page.keyboard.press("Enter")
 
 
+@pytest.mark.slow
 def test_the_page_opens_with_everything_in_view_on_a_laptop(viewer: Callable[..., Any]) -> None:
     page = viewer("?section=inspect&node=embed", viewport={"width": 1280, "height": 720})
     shows(page, step=11)
@@ -74,6 +75,7 @@ def test_clicks_and_keys_choose_a_node_a_row_and_a_step(viewer: Callable[..., An
     shows(page, step=11)
 
 
+@pytest.mark.slow
 def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., Any]) -> None:
     page = viewer("?section=findings&step=2&node=embed", "article.finding")
     finding = page.locator('article[data-rule="nonfinite"]')
@@ -90,6 +92,7 @@ def test_a_click_on_a_finding_jumps_to_its_node_and_step(viewer: Callable[..., A
     shows(page, node=query(page, "node"), step=BROKEN_FROM)
 
 
+@pytest.mark.slow
 def test_the_checklist_shows_its_states_its_numbers_and_what_it_cannot_see(
     viewer: Callable[..., Any],
 ) -> None:

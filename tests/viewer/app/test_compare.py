@@ -258,6 +258,7 @@ def test_the_first_difference_is_searched_and_shown(catalogue: Catalogue) -> Non
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_page_leads_to_where_two_runs_part(tmp_path: Path, serve: Any, page: Any) -> None:
     expect = pytest.importorskip("playwright.sync_api").expect
     nodes = ("embed", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "head")

@@ -219,6 +219,7 @@ def html_of(view: RunView, act: Callable[..., None] = lambda **_: None) -> str:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_click_selects_a_sample_and_its_step(
     folder: Path, serve: Callable[..., str], open_page: Callable[..., Any], tmp_path: Path
 ) -> None:

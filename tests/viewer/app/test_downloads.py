@@ -36,6 +36,7 @@ def ground(picture: Image.Image) -> tuple[int, ...]:
     return pixel
 
 
+@pytest.mark.slow
 def test_figures_are_pictures_drawings_and_numbers(
     viewer: Callable[..., Any], fake: FakeRun
 ) -> None:

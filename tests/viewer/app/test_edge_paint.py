@@ -83,6 +83,7 @@ def test_folded_groups_count_each_path_once(root: Path) -> None:
     assert "blocks.0.attn \u2192 " in paint["text"]
 
 
+@pytest.mark.slow
 def test_only_interventions_with_paths_are_offered(root: Path) -> None:
     view, flow = drawn(root, "step=2&colour=effects:whole")
     assert (flow, view.legend) == ({}, None)

@@ -239,6 +239,7 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> RunView:
     return RunView(traced(spec, folder, blocks=18, positions=32, steps=1))
 
 
+@pytest.mark.slow
 def test_a_sweep_of_4608_places_is_a_picture_with_a_pixel_for_each(wide: RunView) -> None:
     (table,) = effect_tables(wide, "eyes", 0)
     assert table.values is not None
@@ -269,6 +270,7 @@ def test_a_sweep_of_4608_places_is_a_picture_with_a_pixel_for_each(wide: RunView
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_browser_points_at_cells_of_a_picture(
     wide: RunView, serve: Callable[..., str], page: Any, tmp_path: Path
 ) -> None:
@@ -369,6 +371,7 @@ def test_without_interventions_the_lines_that_would_declare_some_are_shown(tmp_p
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_browser_draws_the_tables(
     view: RunView, serve: Callable[..., str], page: Any, tmp_path: Path
 ) -> None:

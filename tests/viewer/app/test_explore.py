@@ -176,6 +176,7 @@ def test_a_range_of_steps_and_a_box_of_runs_mark_records_and_runs(board: Dashboa
     assert board.state.ticked == ("group/run1",)
 
 
+@pytest.mark.slow
 def test_many_steps_later_figures_are_still_linked(
     board: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:

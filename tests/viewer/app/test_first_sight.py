@@ -154,6 +154,7 @@ def test_a_residual_network_opens_as_a_dozen_readable_boxes(
 
 
 @SIZES
+@pytest.mark.slow
 def test_a_transformer_of_twelve_layers_opens_as_its_blocks(
     look: Callable[..., Any], size: dict[str, int]
 ) -> None:

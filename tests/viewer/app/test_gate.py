@@ -146,6 +146,7 @@ def test_an_address_does_not_make_the_server_import_a_module(plain: Viewed) -> N
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_browser_gets_nothing_under_a_rebound_name(plain: Viewed, chromium: Any) -> None:
     rules = "--host-resolver-rules=MAP evil.example 127.0.0.1"
     browser = _another(chromium, rules)

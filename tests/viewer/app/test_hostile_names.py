@@ -15,6 +15,7 @@ from comgra_decl.viewer.escaping import bokeh_text, html_text, html_token
 from comgra_decl.viewer.plotting import plotted, save
 from comgra_decl.viewer.state import SECTIONS
 from tests.support.hostile import HTML, RAW, TEX, TEX_TOO, record
+from tests.support.shortened import shortened
 from tests.viewer.app.served import Viewed, turn_to
 from tests.viewer.conftest import PATIENCE
 
@@ -145,7 +146,7 @@ def test_the_ways_onto_the_page() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("suffix", [".svg", ".html"])
+@pytest.mark.parametrize("suffix", shortened([".svg", ".html"], tried=1))
 def test_saved_plots_show_names_as_text(runs: Path, page: Any, tmp_path: Path, suffix: str) -> None:
     """Other texts would be formulas, elements, or characters that XML does not allow."""
     run = open_run(runs)

@@ -77,6 +77,7 @@ def hovered(page: Any, figure: Any, x: float, y: float) -> list[tuple[str, str]]
     shortened([["overview", "inspect"], ["values", "compare", "kpis"]], tried=1),
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_every_figure_says_what_is_under_the_pointer(
     viewer: Callable[..., Any], sections: list[str]
 ) -> None:
@@ -90,6 +91,7 @@ def test_every_figure_says_what_is_under_the_pointer(
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_quartiles_and_tails_under_the_pointer_are_those_of_the_values(
     viewer: Callable[..., Any], fake: FakeRun
 ) -> None:
@@ -230,7 +232,7 @@ PLACES = f"""(number) => {{
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("section", shortened(SELECTORS, tried=3))
+@pytest.mark.parametrize("section", shortened(SELECTORS, tried=1))
 def test_every_selector_is_explained_under_the_pointer(
     viewer: Callable[..., Any], section: str
 ) -> None:

@@ -145,6 +145,7 @@ def test_a_model_without_attention_has_no_such_card(tmp_path: Path) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_browser_draws_the_scores_and_a_head_selects_its_layer(
     run: Run, serve: Callable[..., str], page: Any, tmp_path: Path
 ) -> None:

@@ -311,6 +311,7 @@ def drag_in(page: Any, figure: Any, *, of: tuple[float, float], to: tuple[float,
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_boxes_in_unlike_views_mark_samples_steps_and_runs(linked: Any) -> None:
     page = linked
     flags = page.locator("svg title").filter(has_text="brushed")

@@ -34,6 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_boxes_show_what_their_module_holds(folder: Path) -> None:
     dashboard = Dashboard(Catalogue(folder), query="?section=inspect&colour=memory")
     view, held = dashboard.screen.graph.view, open_run(folder).memory()[HELD].sum(axis=1) / 1e6

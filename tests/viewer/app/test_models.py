@@ -252,7 +252,7 @@ def test_a_statistic_that_does_not_apply_is_missing_and_not_broken(tmp_path: Pat
 
 def test_tags_can_be_chosen_like_types(tmp_path: Path) -> None:
     fake = FakeRun(tmp_path / "run", nodes=("embed",))
-    batches = [fake._batch(step, "train") for step in range(4)]
+    batches = fake.batches([(step, "train") for step in range(4)])
     batches[1].steps[0].extra["tags"] = batches[3].steps[0].extra["tags"] = ["long"]
     fake.writer.commit(batches)
     view = RunView(open_run(fake.path))

@@ -65,16 +65,20 @@ def test_every_pane_becomes_one_model_that_bokeh_can_send(run: Run, pane: str | 
 
 @pytest.mark.parametrize(
     ("pane", "at", "says"),
-    [
-        ("grahp", {}, "did you mean 'graph'"),
-        ("graph", {"node": "haed"}, "did you mean 'head'"),
-        ("graph", {"nodes": "head"}, "did you mean 'node'"),
-        ("series", {"node": "head", "statistic": "maen"}, "did you mean 'mean'"),
-        ("series", {"node": "head", "role": "outptu"}, "did you mean 'output'"),
-        ("series", {"of": "forwards"}, "did you mean 'forward'"),
-        ("values", {"sample": 99}, "no sample '99'"),
-        ("values", {"scale": "cubic"}, "linear, log"),
-    ],
+    shortened(
+        [
+            ("grahp", {}, "did you mean 'graph'"),
+            ("graph", {"node": "haed"}, "did you mean 'head'"),
+            ("graph", {"nodes": "head"}, "did you mean 'node'"),
+            ("series", {"node": "head", "statistic": "maen"}, "did you mean 'mean'"),
+            ("series", {"node": "head", "role": "outptu"}, "did you mean 'output'"),
+            ("series", {"of": "forwards"}, "did you mean 'forward'"),
+            ("values", {"sample": 99}, "no sample '99'"),
+            ("values", {"scale": "cubic"}, "linear, log"),
+        ],
+        tried=4,
+        several=True,
+    ),
 )
 def test_what_the_run_does_not_have_is_an_error_that_names_near_ones(
     run: Run, pane: str, at: dict[str, Any], says: str
@@ -83,6 +87,7 @@ def test_what_the_run_does_not_have_is_an_error_that_names_near_ones(
         run.view(pane, **at)
 
 
+@pytest.mark.slow
 def test_a_file_is_told_that_nobody_answers_and_the_page_is_not(run: Run, tmp_path: Path) -> None:
     shown: Any = run.view(node="head")
     parts = [part for part in shown.select(Component) if part.ready]
@@ -126,6 +131,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Document]:
     return made
 
 
+@pytest.mark.slow
 def test_a_section_that_is_opened_is_searched_for_models_once(
     run: Run, searches: list[Document]
 ) -> None:
@@ -153,6 +159,7 @@ def test_a_section_that_fails_leaves_no_document_frozen(searches: list[Document]
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_click_in_a_pane_of_its_own_answers(
     run: Run, serve: Callable[..., str], page: Any
 ) -> None:
@@ -180,6 +187,7 @@ def test_the_whole_viewer_works_inside_another_page_and_leaves_its_address_alone
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_graph_of_its_own_fills_its_cell_after_a_click(
     run: Run, serve: Callable[..., str], page: Any
 ) -> None:
@@ -311,6 +319,7 @@ def written(cells: list[list[dict[str, Any]]], folder: Path) -> str:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_notebook_needs_no_network(
     cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
 ) -> None:
@@ -322,6 +331,7 @@ def test_a_notebook_needs_no_network(
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_click_that_no_kernel_can_hear_is_answered_with_the_reason(
     cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
 ) -> None:
@@ -351,6 +361,7 @@ window.comm_manager = {
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_what_python_has_changed_is_not_sent_back_to_it(
     cells: list[list[dict[str, Any]]], tmp_path: Path, page: Any
 ) -> None:

@@ -170,6 +170,7 @@ def read(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
     return runs[0], runs[1]
 
 
+@pytest.mark.slow
 def test_a_slice_of_the_loss_has_the_numbers_and_places_of_the_picture(
     read: tuple[Run, Run],
 ) -> None:
@@ -523,6 +524,7 @@ def test_a_saved_page_needs_nothing_but_its_file(run: Run, tmp_path: Path, chrom
     assert errors == []
 
 
+@pytest.mark.slow
 def test_a_heat_map_of_many_tensors_fits_the_screen_and_shows_small_values(tmp_path: Path) -> None:
     fake = FakeRun(tmp_path / "group" / "large", layers=20)
     fake.write(3)
@@ -722,7 +724,14 @@ def test_settings_are_points_of_runs(rates: Group) -> None:
         assert table.loc[run.name].tolist() == [rate, pytest.approx(expected)]
 
 
-@pytest.mark.parametrize("suffix", [".html", ".png", ".svg"])
+@pytest.mark.parametrize(
+    "suffix",
+    [
+        pytest.param(".html", marks=pytest.mark.slow),
+        pytest.param(".png", marks=pytest.mark.slow),
+        ".svg",
+    ],
+)
 def test_plots_of_a_group_are_composed_and_saved(suffix: str, rates: Group, tmp_path: Path) -> None:
     if suffix != ".html":
         pytest.importorskip("matplotlib")
@@ -759,7 +768,7 @@ LARGE: dict[str, Callable[[Run, Group], Any]] = {
 """Plots whose number of points has no bound."""
 
 
-@pytest.mark.parametrize("name", shortened(LARGE, tried=1))  # each compiles code of its own
+@pytest.mark.parametrize("name", shortened(LARGE, tried=0))  # each compiles code of its own
 def test_large_plots_are_images(
     name: str, run: Run, group: Group, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -780,7 +789,7 @@ def points_in(element: Any) -> pd.DataFrame:
     return pd.concat([part.dframe() for part in parts])
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", shortened(LARGE, tried=2))
 def test_without_datashader_large_plots_say_that_points_are_left_out(
     name: str, run: Run, group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -806,6 +815,7 @@ def test_points_that_are_left_out_are_no_extremes(
     assert (table.min(), table.max()) == (whole.min(), whole.max())
 
 
+@pytest.mark.slow
 def test_distributions_of_many_samples_have_boxes_of_all_and_points_of_some(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -852,6 +862,7 @@ ZOOMING = """() => {
         pytest.param([*PICTURES], id="all", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_every_picture_can_be_zoomed_in_a_saved_file(
     run: Run, tmp_path: Path, chromium: Any, names: list[str]
 ) -> None:

@@ -191,6 +191,7 @@ def test_the_browser_draws_the_pictures_and_reports_the_chosen_sample(
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_a_line_drawn_around_points_brushes_their_samples(
     probed: RunView, serve: Callable[..., str], page: Any
 ) -> None:
@@ -265,6 +266,7 @@ def test_only_samples_of_the_probe_can_be_brushed(probed: RunView) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_page_paints_the_numbers_of_the_run(
     probed: RunView, serve: Callable[..., str], page: Any
 ) -> None:
@@ -294,6 +296,7 @@ def test_the_page_paints_the_numbers_of_the_run(
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_every_card_can_be_read_and_worked_without_a_mouse(
     probed: RunView, serve: Callable[..., str], page: Any
 ) -> None:

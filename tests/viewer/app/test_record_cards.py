@@ -188,6 +188,7 @@ def test_a_veil_covers_more_where_the_map_is_larger() -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_maps_are_laid_over_the_image_of_the_sample(
     view: RunView, serve: Callable[..., str], page: Any
 ) -> None:

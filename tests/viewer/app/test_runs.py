@@ -369,6 +369,7 @@ def test_runs_are_sorted_filtered_ticked_and_opened(sweep: Path, serve: Any, pag
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_only_the_rows_in_view_are_elements(open_page: Callable[..., Any], serve: Any) -> None:
     expect = pytest.importorskip("playwright.sync_api").expect
     import panel as pn
@@ -407,6 +408,7 @@ def test_the_table_is_as_high_as_its_runs_need(tmp_path: Path, runs: int) -> Non
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_all_runs_are_printed_although_few_are_drawn_on_a_screen(serve: Any, page: Any) -> None:
     expect = pytest.importorskip("playwright.sync_api").expect
     columns = [{"label": "run", "help": "", "number": False}]
@@ -428,6 +430,7 @@ def test_all_runs_are_printed_although_few_are_drawn_on_a_screen(serve: Any, pag
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_figures_are_printed_below_the_table_within_the_page(
     sweep: Path, tmp_path: Path, serve: Any, page: Any
 ) -> None:

@@ -95,6 +95,7 @@ def test_raw_values(server: Gallery, opened: Callable[..., Any], tmp_path: Path)
     page.screenshot(path=str(tmp_path / "values.png"))
 
 
+@pytest.mark.slow
 def test_missing_values_say_why(opened: Callable[..., Any]) -> None:
     page = opened("?run=pair/new&section=values&node=embed&step=4&pass=grad")
     page.get_by_text("The spec does not record values").wait_for()
@@ -127,6 +128,7 @@ def test_two_runs_and_two_steps(opened: Callable[..., Any], tmp_path: Path) -> N
     page.screenshot(path=str(tmp_path / "compare.png"))
 
 
+@pytest.mark.slow
 def test_custom_views(server: Gallery, opened: Callable[..., Any], tmp_path: Path) -> None:
     page = opened("?run=pair/new&section=views&node=embed&step=4")
     page.get_by_text("it is embed at 4").wait_for()

@@ -53,6 +53,7 @@ def test_a_page_with_a_password_gives_nothing_away_before(start: Start, tmp_path
 
 
 @pytest.mark.parametrize("prefix", ["", "/team"])
+@pytest.mark.slow
 def test_the_root_leads_to_the_page_and_keeps_the_query(start: Start, prefix: str) -> None:
     address = start(*(["--prefix", prefix] if prefix else []))
     root = address.removesuffix("viewer")

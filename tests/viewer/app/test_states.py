@@ -78,6 +78,7 @@ def test_a_run_of_a_newer_format_says_to_upgrade(runs: Path, show: Show) -> None
     page.locator('article[data-step="11"]').wait_for()
 
 
+@pytest.mark.slow
 def test_a_run_whose_writer_died_is_shown_and_said_to_have_stopped(runs: Path, show: Show) -> None:
     command = [sys.executable, "-c", WRITER, str(runs / "group" / "killed")]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
@@ -162,6 +163,7 @@ def _address(said: Path, viewer: subprocess.Popen[bytes]) -> str:
     raise AssertionError(said.read_text())
 
 
+@pytest.mark.slow
 def test_among_many_runs_one_is_found_by_typing(runs: Path, show: Show) -> None:
     for number in range(24):
         shutil.copytree(runs / "group" / "small", runs / f"sweep{number % 2}" / f"lr-{number:02d}")

@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_boxes_show_the_time_of_their_module(folder: Path) -> None:
     dashboard = Dashboard(Catalogue(folder), query="?section=inspect&colour=time")
     view = dashboard.screen.graph.view

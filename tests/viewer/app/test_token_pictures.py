@@ -127,6 +127,7 @@ def test_each_token_is_shaded_on_one_scale_for_all_steps(view: RunView) -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_browser_shades_the_text(
     view: RunView, serve: Callable[..., str], page: Any, tmp_path: Path
 ) -> None:
@@ -155,6 +156,7 @@ def test_the_browser_shades_the_text(
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 def test_the_cells_of_the_lens_in_the_browser_are_those_of_the_run(
     view: RunView, serve: Callable[..., str], page: Any
 ) -> None:

@@ -67,8 +67,8 @@ def test_parts_are_offered_in_the_order_of_their_numbers(run: Run) -> None:
 @pytest.mark.parametrize(
     ("node", "role"),
     [
-        ("heads", "context.head 3"),
-        ("attn", "attention (recomputed)"),
+        pytest.param("heads", "context.head 3", marks=pytest.mark.slow),
+        pytest.param("attn", "attention (recomputed)", marks=pytest.mark.slow),
         ("Net.softmax", "output"),
     ],
 )

@@ -105,12 +105,14 @@ def test_figures_cover_no_choices_in_a_narrow_window(
     assert page.evaluate(OVERLAPS) == []
 
 
+@pytest.mark.slow
 def test_without_values_there_is_no_empty_figure(viewer: Callable[..., Any]) -> None:
     page = viewer("?run=pair/new&section=values&node=head&role=weight&step=4", ".notice.left")
     page.get_by_role("heading", name="No values recorded").wait_for()
     assert page.locator("main .bk-Figure").locator("visible=true").count() == 0
 
 
+@pytest.mark.slow
 def test_all_tabs_fit_a_laptop(viewer: Callable[..., Any]) -> None:
     query = "?run=pair/new&section=attention&node=embed&step=4"
     page = viewer(query, '[role="tab"]', viewport={"width": 1280, "height": 800})
@@ -122,6 +124,7 @@ def test_all_tabs_fit_a_laptop(viewer: Callable[..., Any]) -> None:
     assert "`" not in note.inner_text()
 
 
+@pytest.mark.slow
 def test_the_sidebar_folds_and_opens_over_the_page(opened: Callable[..., Any]) -> None:
     page = opened("?node=embed&step=4")
     side = page.locator("#side")
@@ -172,6 +175,7 @@ SCROLLED = """() => {
 @pytest.mark.parametrize(
     "sections", shortened([["inspect"], ["overview", "values", "compare"]], tried=1), ids=" ".join
 )
+@pytest.mark.slow
 def test_only_the_open_section_is_printed_and_nothing_of_it_is_cut_off(
     viewer: Callable[..., Any], sections: list[str]
 ) -> None:
@@ -211,7 +215,10 @@ PRINTED = """() => {
 }"""
 
 
-@pytest.mark.parametrize("width", [800, 1280, 1920])
+@pytest.mark.parametrize(
+    "width",
+    [pytest.param(800, marks=pytest.mark.slow), 1280, pytest.param(1920, marks=pytest.mark.slow)],
+)
 def test_a_page_is_printed_as_wide_as_the_paper_from_any_window(
     viewer: Callable[..., Any], width: int
 ) -> None:
@@ -236,6 +243,7 @@ def test_a_page_is_printed_as_wide_as_the_paper_from_any_window(
     assert page.locator("main").bounding_box()["width"] > min(width, 1280) - 260
 
 
+@pytest.mark.slow
 def test_tables_of_a_comparison_are_printed_one_below_the_other(viewer: Callable[..., Any]) -> None:
     page = viewer(
         "?run=pair/new&section=compare&other=pair/old&node=embed&step=4", "table.ranking",

@@ -49,6 +49,7 @@ def panes(path: Path, section: str, kind: type) -> list[Any]:
     return [pane for pane in dashboard.screen.sections[section].panes if isinstance(pane, kind)]
 
 
+@pytest.mark.slow
 def test_a_zoomed_series_shows_every_record(long: Path) -> None:
     recorded = open_run(long).series("embed", "std")
     pane, _ = panes(long, "inspect", SeriesPane)

@@ -55,6 +55,7 @@ def test_it_shows_the_current_step_and_its_position(show: Show, page: Any) -> No
     shown.until(is_at_the_step)  # the axis gets shorter where the number gets longer
 
 
+@pytest.mark.slow
 def test_a_message_that_is_lost_is_sent_again(
     show: Show, page: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

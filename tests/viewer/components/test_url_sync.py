@@ -36,6 +36,7 @@ def entries(page: Any) -> int:
     return int(page.evaluate("history.length"))
 
 
+@pytest.mark.slow
 def test_the_address_is_told_once_at_the_start(show: Show) -> None:
     shown = show(UrlSync, query="?node=a%20b&step=7")
     shown.heard({"query": "?node=a%20b&step=7"})
@@ -68,6 +69,7 @@ def test_back_and_forward_are_reported(show: Show, page: Any) -> None:
     assert page.evaluate("location.search") == "?node=b"
 
 
+@pytest.mark.slow
 def test_going_back_does_not_write_history_itself(show: Show, page: Any) -> None:
     shown = show(UrlSync, query="?node=a")
     shown.heard({"query": "?node=a"})
@@ -82,6 +84,7 @@ def test_going_back_does_not_write_history_itself(show: Show, page: Any) -> None
     assert page.evaluate("location.search") == "?node=b"
 
 
+@pytest.mark.slow
 def test_a_late_small_step_never_overwrites_a_newer_place(show: Show, page: Any) -> None:
     shown = show(UrlSync, query="?node=a")
     shown.heard({"query": "?node=a"})
@@ -97,7 +100,7 @@ def test_a_late_small_step_never_overwrites_a_newer_place(show: Show, page: Any)
 
 
 @pytest.mark.parametrize(
-    "query", shortened(["//example.com/", "javascript:alert(1)", "#x", "/elsewhere"], tried=2)
+    "query", shortened(["//example.com/", "javascript:alert(1)", "#x", "/elsewhere"], tried=1)
 )
 def test_the_page_can_only_be_given_a_query(show: Show, page: Any, query: str) -> None:
     shown = show(UrlSync, query="?node=a")
@@ -108,6 +111,7 @@ def test_the_page_can_only_be_given_a_query(show: Show, page: Any, query: str) -
     assert page.evaluate("location.pathname") == "/app"
 
 
+@pytest.mark.slow
 def test_an_empty_query_leaves_a_bare_address(show: Show, page: Any) -> None:
     shown = show(UrlSync, query="?node=a")
     shown.heard({"query": "?node=a"})
