@@ -9,7 +9,9 @@ import pytest
 
 from comgra_decl.query import Run, open_run
 from comgra_decl.store import Reader, RunWriter, database
+from comgra_decl.store.appending import append_to
 from comgra_decl.store.location import Remote
+from comgra_decl.store.verify import verify
 from tests.remote.bucket_server import Bucket, bucket_server
 from tests.store.truth import Truth, meta_of
 
@@ -93,6 +95,44 @@ def test_requests_grow_with_ranks_and_their_chain_does_not(
         assert one[name][0] <= most + (name == "open"), (name, one)  # its index may be deeper
         assert many[name][0] <= most * ranks, (name, many)
         assert many[name][1] <= 3 * one[name][1], (name, one, many)
+
+
+@pytest.mark.parametrize("commits", [7, 37, pytest.param(200, marks=pytest.mark.slow)])
+def test_records_that_were_committed_one_by_one_take_as_few_requests(
+    bucket: Bucket, commits: int
+) -> None:
+    """The rows after the last complete block are in two objects."""
+    root, (writer,), (truth,) = written(1)
+    for _ in range(commits):
+        batch = truth.batch(1, [0, 1])
+        truth.keep([batch])
+        writer.commit([batch])
+    run = open_run(root)
+    assert (len(run.steps), len(run.slots)) == (RECORDS + commits, 2)
+    bucket.reset()
+    series = run.slot(run.nodes[0]).series("std")
+    asked = bucket.asked.total()
+    assert len(series) == RECORDS + commits
+    assert asked <= 2 * MOST["series"], asked  # more than the rows: the index has levels
+    truth.check(Reader(root).view)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("bucket")
+def test_rows_that_are_written_again_are_unchanged() -> None:
+    """While tensors and metrics are added, and after the run was resumed."""
+    root, (writer,), (truth,) = written(1, records=3)
+    for number in range(24):
+        slots = range(2 if number < 9 else 70)
+        kpis = ["loss"] if number < 15 else [f"metric {at}" for at in range(20)]
+        batch = truth.batch(1 + number % 3, slots, kpis=kpis)
+        truth.keep([batch])
+        writer.commit([batch])
+        if number == 19:
+            writer.close()
+            writer, _ = append_to(root, meta_of())
+    truth.check(Reader(root).view)
+    assert verify(root).whole
 
 
 def test_a_finished_run_is_polled_with_one_request(bucket: Bucket) -> None:
