@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -334,7 +335,9 @@ def _spectrum(view: RunView, step: int, node: str) -> Computed:
     if len(shape) < 2:
         return Computed("spectrum", None, _without(node, "weight that is a matrix", _weights(view)))
     if weight is None:
-        return Computed("spectrum", None, "Its weight was not recorded.", _kept_weight(node), node)
+        return Computed(
+            "spectrum", None, "Its weight was not recorded.", _kept_weight(view, node), node
+        )
     rows, columns = shape[0], int(np.prod(shape[1:]))
     steps = view.steps("")
     work = rows * columns * min(rows, columns)
@@ -347,7 +350,7 @@ def _spectrum(view: RunView, step: int, node: str) -> Computed:
         try:
             found = view.run.picture("spectrum", None if every else step, node)
         except ComgraError as error:
-            return Computed("spectrum", None, str(error), _kept_weight(node))
+            return Computed("spectrum", None, str(error), _kept_weight(view, node))
         return Computed("spectrum", found)
 
     key = ("spectrum", node, None if every else step)
@@ -363,7 +366,7 @@ def _filters(view: RunView, step: int, node: str) -> Computed:
         try:
             return Computed("filters", view.run.picture("filters", at, node))
         except ComgraError as error:
-            return Computed("filters", None, str(error), _kept_weight(node))
+            return Computed("filters", None, str(error), _kept_weight(view, node))
 
     now, first = (
         view.ever(("filters", node, at), lambda at=at: compute(at))  # type: ignore[misc]
@@ -389,23 +392,31 @@ def _without(node: str, what: str, others: Iterable[str]) -> str:
     return f"{node} has no {what}{more}."
 
 
-def _kept_weight(node: str) -> str:
+def _kept_weight(view: RunView, node: str) -> str:
     entry = f"{{select: {selected(node)}, capture: [parameter], values: true}}"
-    return f"nodes:\n  weights: {entry}"
+    return f"nodes:\n  weights: {entry}" + _room(view, _weights(view)[node])
+
+
+def _room(view: RunView, shape: Iterable[int]) -> str:
+    """Return the line that lets values of a tensor this large be recorded; "" if they may be."""
+    elements = math.prod(shape)
+    if elements <= view.run.spec.values.max_elements:
+        return ""
+    return f"\nvalues: {{max_elements: {elements}}}"
 
 
 def _loss_cam(view: RunView, step: int, node: str) -> Computed:
-    maps = [s.node for s in view.slots.values() if _has_places(s)]
+    maps = {s.node: s.shape for s in view.slots.values() if _has_places(s)}
     if node not in maps:
-        why = _without(node, "output with channels and places", dict.fromkeys(maps))
-        return Computed("loss_cam", None, why)
+        return Computed("loss_cam", None, _without(node, "output with channels and places", maps))
 
     def compute(at: int) -> Computed:
         try:
             return Computed("loss_cam", view.run.picture("loss_cam", at, node))
         except ComgraError as error:
             entry = f"{{select: {selected(node)}, capture: [output, output_grad], values: true}}"
-            return Computed("loss_cam", None, str(error), f"nodes:\n  maps: {entry}")
+            lines = f"nodes:\n  maps: {entry}" + _room(view, maps[node][1:])
+            return Computed("loss_cam", None, str(error), lines)
 
     def at_step(at: int) -> Computed:
         return view.ever(("loss_cam", node, at), lambda: compute(at))

@@ -278,7 +278,7 @@ def _flow(found: Computed, picture: Picture) -> str:
     table = f'<table class="flow"><tbody>{"".join(rows)}</tbody></table>'
     return (
         f'<div class="card"><h3>{_TITLES["flow"]}</h3><div class="wide">{table}</div>'
-        "<p>norm of the gradient of each output, in the order of the calls, at step "
+        "<p>norm of the gradient of each output and parameter, in the order of the calls, at step "
         f"{count(found.step)} of training; the bars are logarithmic</p></div>"
     )
 
@@ -323,12 +323,17 @@ def _features(found: Computed, picture: Picture) -> str:
         name, kind = (f"{known}, dead", ' class="dead"') if dead[i] else (known, "")
         tiles.append(_tile(channels[i] / (found.high or 1.0), name, kind))
     more = f"{count(_MOST_TILES)} of " if len(channels) > _MOST_TILES else ""
+    never = _number_of(int(dead.sum()))
     return (
         f'<div class="card"><h3>{_e(_title(found))}</h3><div class="maps many">{"".join(tiles)}'
         f"</div><p>{_ramp(found.high)}</p><p>{more}{count(len(channels))} channels of sample "
-        f"{found.sample} at step {count(found.step)}, largest mean first; {count(int(dead.sum()))} "
+        f"{found.sample} at step {count(found.step)}, largest mean first; {never} "
         "at or below 0 everywhere</p></div>"
     )
+
+
+def _number_of(channels: int) -> str:
+    return {0: "none is", 1: "1 is"}.get(channels, f"{count(channels)} are")
 
 
 def _filters(found: Computed, picture: Picture) -> str:
