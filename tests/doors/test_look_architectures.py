@@ -140,7 +140,7 @@ def assert_changed(model: nn.Module, given: Tensor, layers: list[str]) -> None:
     effects = cache.effects("places", 0)
     assert len(effects) == len(cache.effects("guess")) == 2 * len(layers)
     rows = [(path, position) for path in layers for position in (0, 2)]
-    assert [*effects.index.droplevel("step")] == rows
+    assert [*effects.loc[0].index] == rows
     for (path, position), row in zip(rows, effects[samples].to_numpy(), strict=True):
         wanted = zeroed(model, path, given, position) - clean
         np.testing.assert_allclose(row, wanted.numpy(), rtol=0, atol=scale)
@@ -196,7 +196,7 @@ def test_models_of_timm(name: str) -> None:
     torch.manual_seed(0)
     sizes = {} if name == "resnet10t" else {"img_size": 64}
     model = timm.create_model(name, pretrained=False, num_classes=5, **sizes).eval()
-    nn.init.normal_(model.get_classifier().weight)
+    nn.init.normal_(model.get_classifier().weight)  # which some begin with zeros
     images = torch.randn(2, 3, 64, 64)
     assert_recorded(model, images, gradients=True)
     assert_changed(model, images, OF_TIMM[name])
