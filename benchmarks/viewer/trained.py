@@ -23,7 +23,8 @@ class _Heads(nn.Module):
         q, k = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qk(x).chunk(2, -1))
         weights = torch.softmax(q @ k.mT, -1)
         values = x.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-        return x + (weights @ values).transpose(1, 2).flatten(2)
+        mixed: Tensor = weights @ values
+        return x + mixed.transpose(1, 2).flatten(2)
 
 
 class _Language(nn.Module):
@@ -33,7 +34,8 @@ class _Language(nn.Module):
         self.blocks = nn.Sequential(*(_Heads() for _ in range(LAYERS)))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.blocks(self.embed(tokens)))
+        scores: Tensor = self.head(self.blocks(self.embed(tokens)))
+        return scores
 
 
 def _images() -> nn.Sequential:
