@@ -61,6 +61,8 @@ test-bridges: $(VENV)/peers/.test $(VENV)/.zoo browser  ## send runs to other to
 		-m "slow or not slow" $(ARGS)
 	@PYTHONPATH=$(CURDIR)/$(VENV)/zoo $(VENV)/peers/bin/python -m pytest \
 		tests/probing/test_methods.py -k resnet18 $(ARGS)
+	@PYTHONPATH=$(CURDIR)/$(VENV)/zoo $(VENV)/peers/bin/python -m pytest \
+		tests/doors/test_look_architectures.py -m "slow or not slow" -k timm $(ARGS)
 
 test-research: $(VENV)/research/.test  ## compare with TransformerLens, nnsight and pyvene on the same weights
 	@$(VENV)/research/bin/python -m benchmarks.transformerlens

@@ -54,6 +54,7 @@ SPECS: dict[str, dict[str, Any]] = {  # of runs whose example has no spec for a 
         "nodes": {
             "kernels": {"select": "*.conv", "capture": ["parameter"], "values": True},
         },
+        "values": {"max_elements": 8192},
         "samples": {"count": 20},
         "probes": {"images": {"samples": {"count": 20, "by": "target"}}},
         "pictures": {
@@ -195,7 +196,11 @@ PARTS = {  # of a section, as selectors of CSS
     "pictures-heads": ".attention",
 }
 
-_WEIGHTS: Address = {**_LETTERS, "section": "attention", "node": "blocks.1.attention.weights"}
+_WEIGHTS: Address = {
+    **_LETTERS,
+    "section": "attention",
+    "node": "blocks.1.attention.weights.softmax",
+}
 
 PICTURES |= {name: address for name, (address, _) in CARDS.items()}
 PICTURES |= dict.fromkeys(PARTS, _WEIGHTS)

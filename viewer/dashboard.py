@@ -155,7 +155,9 @@ class Dashboard:
         if self.screen.blank:  # a notice is shown; there is nothing to redraw
             self._draw(frozenset())
         if was != (at, state.colour):
-            self._ahead.plan(likely.next_to(view, at, was[0], state.colour))
+            pictures = state.section == "pictures"
+            work = likely.next_to(view, at, was[0], state.colour, pictures=pictures)
+            self._ahead.plan(work)
 
     def _wanted_point(self, view: RunView, wanted: dict[str, Any]) -> dict[str, Any]:
         """Return the requested fields of the selection, and what they imply for other fields."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 SCALE = (
     "#2c2a6b", "#2f4b94", "#2a6fa6", "#2a90a9", "#3fae9d", "#72c886", "#b3db72", "#f2e66b",
@@ -42,6 +46,21 @@ LINES = (BLUE, ORANGE, "#2a9d7f", "#a25bc7", "#b58a1c", "#4aa3c7", "#c2497f", "#
 def colour_at(place: float) -> str:
     """Return the colour of `SCALE` at `place` in 0 .. 1."""
     return _between(SCALE, place)
+
+
+def colours_at(places: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
+    """Return the colours of `SCALE` at places in 0 .. 1, [..., 3]; grey for NaN."""
+    known = np.nan_to_num(np.clip(places, 0.0, 1.0))
+    found: NDArray[np.uint8] = _table()[np.rint(known * _SHADES).astype(np.int64)]
+    found[np.isnan(places)] = 128
+    return found
+
+
+@cache
+def _table() -> NDArray[np.uint8]:
+    """Return the colours of all places of `SCALE`, [places, 3]."""
+    colours = [_channels(_shade(SCALE, i)) for i in range(_SHADES + 1)]
+    return np.array(colours, np.uint8)
 
 
 def signed_colour(place: float) -> str:

@@ -24,6 +24,7 @@ MEASURES = {
     "large": ("nodes-1000", measures.large),
     "long": ("steps-100000", measures.long),
     "memory": ("nodes-300", measures.memory),
+    "pictures": ("pictures", measures.pictures),
 }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.viewer import trained
 from comgra_decl.records import AGGREGATES, STATISTICS, SlotInfo, StepBatch, StepInfo
 from comgra_decl.store import RunMeta, RunWriter
 from tests.support.fake_model import (
@@ -45,8 +46,10 @@ SHAPES = (
     Shape("nodes-300", layers=25, steps=1_000),
     Shape("nodes-1000", layers=92, steps=100),
     Shape("steps-100000", layers=2, steps=100_000, histograms=False),
+    Shape("pictures", layers=0, steps=0),
 )
-"""The shapes: 308 nodes, 1,020 boxes when all scopes are open, 134 slots."""
+"""The shapes: 308 nodes, 1,020 boxes when all scopes are open, 134 slots; the last one is not
+synthetic, see `trained`."""
 
 
 def made(folder: Path, shape: Shape) -> Path:
@@ -54,7 +57,10 @@ def made(folder: Path, shape: Shape) -> Path:
     root = folder / shape.name
     done = root / "done"
     if not done.exists():
-        _write(root / "group" / shape.name, shape)
+        if shape.layers:
+            _write(root / "group" / shape.name, shape)
+        else:
+            trained.write(root / "group")
         done.touch()
     return root
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.viewer.screen import ANSWERED, Screen
 from benchmarks.viewer.served import Served
+from benchmarks.viewer.trained import HEADS, LAYERS, RECORDS, SAMPLES
 
 CHANGES = 30
 LOADS = 5
@@ -205,6 +206,45 @@ def memory(chromium: Any, server: Served) -> dict[str, Any]:
     figures["step, 5 sessions at once"] = _together(screens)
     for screen in screens:
         screen.close()
+    return figures
+
+
+def pictures(chromium: Any, server: Served) -> dict[str, Any]:
+    """Measure the Pictures section, and the attention weights of all heads of a model."""
+    last = RECORDS - 1
+    shown = 'h2[data-step="{}"]'.format
+    url = f"{server.url}?run=group/cnn&node=20&step={last}"
+    screen = Screen(chromium, url, ready=[shown(last), ".node"], section="pictures")
+    figures: dict[str, Any] = {"usable": [screen.usable]}
+    figures["step"] = [
+        screen.change(
+            "keydown",
+            lambda: screen.page.keyboard.press(","),
+            shown(step),
+            ANSWERED,
+        )["all"]
+        for step in range(last - 1, last - 1 - CHANGES, -1)
+    ]
+    tiles = screen.page.locator("button.tile")
+    figures["sample"] = [
+        screen.change(
+            "pointerdown",
+            tiles.nth(sample).click,
+            f'button.tile[data-send="sample:{sample}"][aria-pressed="true"]',
+            ANSWERED,
+        )["all"]
+        for sample in islice(cycle(range(1, SAMPLES)), CHANGES)
+    ]
+    screen.close()
+    url = f"{server.url}?run=group/heads"
+    opened = []
+    for _ in range(LOADS):
+        screen = Screen(chromium, url, ready=[".attention canvas"], section="attention")
+        model = screen.page.get_by_role("button", name="Model", exact=True)
+        all_heads = f"tr:nth-child({LAYERS}) td:nth-child({HEADS + 1}) canvas"
+        opened.append(screen.change("pointerdown", model.click, all_heads)["all"])
+        screen.close()
+    figures["144 heads, 128 tokens"] = opened
     return figures
 
 

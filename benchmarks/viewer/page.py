@@ -15,6 +15,7 @@ _TITLES = {
     "large": "{boxes:,} boxes drawn",
     "long": "100,000 steps",
     "memory": "many changes, many sessions",
+    "pictures": "pictures of 8 samples, heads",
 }
 _TARGETS = {
     ("everyday", "usable"): 2000,
@@ -26,6 +27,9 @@ _TARGETS = {
     ("large", "first render, all open"): 3000,
     ("large", "highlight"): 100,
     ("large", "new colours"): 80,
+    ("pictures", "step"): 60,
+    ("pictures", "sample"): 60,
+    ("pictures", "144 heads, 128 tokens"): 1000,
 }
 
 

@@ -33,19 +33,26 @@ def browser() -> Iterator[Any]:
 
 
 class Screen:
-    """A tab with an empty cache in the Inspect section, which has the most to draw.
+    """A tab with an empty cache, by default in the Inspect section, which has the most to draw.
 
     Attributes:
         usable: milliseconds from the request until the page is drawn and accepts input.
     """
 
-    def __init__(self, chromium: Any, url: str, *, ready: Sequence[str] = _READY) -> None:
+    def __init__(
+        self,
+        chromium: Any,
+        url: str,
+        *,
+        ready: Sequence[str] = _READY,
+        section: str = "inspect",
+    ) -> None:
         self._context = chromium.new_context(viewport=SIZE)
         self.page = self._context.new_page()
         self.page.set_default_timeout(60_000)
         self.page.add_init_script(path=_PROBE)
-        inspect = f"{url}{'&' if '?' in url else '?'}section=inspect"
-        self.page.goto(inspect, wait_until="commit")
+        whole = f"{url}{'&' if '?' in url else '?'}section={section}"
+        self.page.goto(whole, wait_until="commit")
         self.usable: float = self.page.evaluate("(wanted) => probe.usable(wanted)", list(ready))
 
     def close(self) -> None:

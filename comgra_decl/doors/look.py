@@ -184,6 +184,7 @@ def look(
     weights: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
     pictures: Mapping[str, Any] | None = None,
+    interventions: Mapping[str, Any] | None = None,
     changes: Mapping[str, Any] | Sequence[Mapping[str, Any]] = (),
     dictionaries: Mapping[str, Mapping[str, Any]] | None = None,
     call: str = "forward",
@@ -208,8 +209,7 @@ def look(
         spec: name of a preset, path of a YAML file, a mapping with the same keys, or a Spec. Only
             what it says about tensors and pictures applies: nodes, statistics, histograms, the
             graph, and pictures, for which the samples of the call take the place of the probe's.
-            Interventions are ignored; `comgra-decl look` makes them, and `changes` those of this
-            call.
+            Its interventions are ignored; `interventions` names those of this call.
         weights: parameters and buffers by name, as in the state dict of the model or its wrapper,
             or from `run.checkpoint(step)`; None to use those of the model.
         loss: receives the model's output and returns the scalar whose gradients are recorded; None
@@ -219,6 +219,10 @@ def look(
         pictures: pictures of the samples, as in a spec but without `of`: `{"cam": {"method":
             "grad_cam", "select": "conv2"}}` for `cache.picture("cam")`. They need further passes
             through a copy, and with them, the call itself is made with gradients enabled.
+        interventions: interventions on the samples, as in a spec but without `of`, also with
+            `sweep`, `into` or `estimate`: `{"heads": {"select": "blocks.*.attn.out", "role":
+            "input", "do": "mean", "sweep": ["node", "head"]}}` for `cache.effects("heads")`. They
+            need further passes, as pictures do, and leave the record of the call as it is.
         changes: what is changed in the model while it is called: one or several mappings with the
             keys of an intervention: `select`, `exclude`, `role`, `iteration`, `parts` and `do`.
         dictionaries: sparse autoencoders and transcoders by name, as in a spec but with the object
@@ -235,22 +239,23 @@ def look(
 
     Raises:
         CallError: the model cannot be copied, the weights do not fit, the loss is not a scalar with
-            gradients or uses parameters of the model itself, nothing was recorded, a change is not
-            possible, or a session is recording in this process.
+            gradients or uses parameters of the model itself, nothing was recorded, a change or an
+            intervention is not possible, or a session is recording in this process.
         SpecError: the spec is invalid, or a change selects nothing.
     """
     _check(model, loss)
     specs = _changes(changes)
     described = _dictionaries(dictionaries)
-    content = _declared(spec, pictures)
-    _check_method(model, call, loss=loss, pictures=content["pictures"])
-    if specs and content["pictures"]:
+    content = _declared(spec, pictures, interventions)
+    further = [*content["pictures"], *content["interventions"]]
+    _check_method(model, call, loss=loss, further=further)
+    if specs and further:
         raise CallError(
-            "pictures are made of the unchanged model, so `changes` and pictures (of the spec or "
-            "`pictures`) cannot be combined; make two calls"
+            "pictures and interventions are made of the unchanged model, so `changes` cannot be "
+            "combined with `interventions` or pictures (of the spec or `pictures`); make two calls"
         )
     step = weights.step if isinstance(weights, Checkpoint) else 0
-    gradient = torch.is_grad_enabled() or loss is not None or bool(content["pictures"])
+    gradient = torch.is_grad_enabled() or loss is not None or bool(further)
     folder = Path(tempfile.mkdtemp(prefix="comgra-look-"))
     try:
         with ExitStack() as stack:
@@ -318,9 +323,7 @@ def _check(model: object, loss: object) -> None:
         )
 
 
-def _check_method(
-    model: nn.Module, name: object, *, loss: object, pictures: Mapping[str, Any]
-) -> None:
+def _check_method(model: nn.Module, name: object, *, loss: object, further: Sequence[str]) -> None:
     inner = unwrapped(model)
     kind = type(inner)
     method: Any = None
@@ -352,11 +355,11 @@ def _check_method(
             f"a loss belongs to one call of the model, but {name!r} makes several. Look at its "
             "output in a second call, as in comgra.look(model, found.output, loss=...)"
         )
-    if pictures:
+    if further:
         raise CallError(
-            f"pictures ({', '.join(pictures)}) belong to one call of the model, but {name!r} makes "
-            "several. Make them of its output in a second call, as in comgra.look(model, "
-            "found.output, pictures=...)"
+            f"pictures and interventions ({', '.join(further)}) belong to one call of the model, "
+            f"but {name!r} makes several. Make them of its output in a second call, as in "
+            "comgra.look(model, found.output, pictures=...)"
         )
 
 
@@ -401,7 +404,9 @@ def _ends(positions: range) -> tuple[int, int]:
 
 
 def _declared(
-    source: str | Path | Mapping[str, Any] | Spec, pictures: Mapping[str, Any] | None
+    source: str | Path | Mapping[str, Any] | Spec,
+    pictures: Mapping[str, Any] | None,
+    interventions: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """Return the content of the spec of a single call."""
     from comgra_decl.doors.checked_spec import declared
@@ -415,10 +420,16 @@ def _declared(
         entry["capture"] = [what for what in entry["capture"] if what not in _OF_UPDATES]
         if not entry["capture"]:
             del content["nodes"][name]
-    declared_pictures = {**content["pictures"], **_checked_pictures(pictures)}
+    of_samples = {
+        "pictures": {**content["pictures"], **_checked(pictures, "picture")},
+        "interventions": _checked(interventions, "intervention"),
+    }
     return {
         **{key: content[key] for key in OF_TENSORS},
-        "pictures": {name: {**each, "of": _SAMPLES} for name, each in declared_pictures.items()},
+        **{
+            key: {name: {**each, "of": _SAMPLES} for name, each in entries.items()}
+            for key, entries in of_samples.items()
+        },
         "values": {"max_elements": 1 << 62},
         "preview": False,
         "rules": "off",
@@ -428,19 +439,20 @@ def _declared(
     }
 
 
-def _checked_pictures(pictures: object) -> dict[str, Any]:
-    given = {} if pictures is None else pictures
-    if not isinstance(given, Mapping):
-        raise CallError(f"pictures must map names to pictures, got {shown(pictures)}")
-    for name, picture in given.items():
-        if not isinstance(picture, Mapping):
-            raise CallError(f"pictures[{name!r}] must be a mapping, got {shown(picture)}")
-        if "of" in picture:
+def _checked(given: object, kind: str) -> dict[str, Any]:
+    """Return the pictures or interventions of a call, after checking their form."""
+    entries = {} if given is None else given
+    if not isinstance(entries, Mapping):
+        raise CallError(f"{kind}s must map names to {kind}s, got {shown(given)}")
+    for name, entry in entries.items():
+        if not isinstance(entry, Mapping):
+            raise CallError(f"{kind}s[{name!r}] must be a mapping, got {shown(entry)}")
+        if "of" in entry:
             raise CallError(
-                f"pictures[{name!r}].of: there are no probes, because the samples are those of the "
+                f"{kind}s[{name!r}].of: there are no probes, because the samples are those of the "
                 "call; leave it out"
             )
-    return dict(given)
+    return dict(entries)
 
 
 def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int, single: bool) -> Spec:
@@ -456,7 +468,8 @@ def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int, sin
     from comgra_decl.spec import load_spec
 
     samples = {**content["samples"], "count": min(batch, _MOST_SAMPLES)}
-    if content["pictures"]:  # `by` would choose among the samples and reorder them
+    if content["pictures"] or content["interventions"]:
+        # `by` would choose among the samples and reorder them.
         own = {"samples": {"count": samples["count"]}, "mode": "as_is"}
         content = {**content, "probes": {_SAMPLES: own}}
     schedule: dict[str, Any] = {"steps": [step], "step": "explicit", "max_iterations": None}
@@ -730,15 +743,20 @@ class _CallSession(Session):
                 "nothing was recorded: the model has no tensors, or the spec selects none of them. "
                 'Select modules under `nodes`, as in {all: {select: "**"}}'
             )
-        self._check_pictures(run)
+        self._check_samples(run)
         return self.path
 
-    def _check_pictures(self, run: Run) -> None:
-        """Raise an error if the pictures could not be made at all; one of them says why itself."""
+    def _check_samples(self, run: Run) -> None:
+        """Raise an error if pictures or interventions could not be made at all.
+
+        A single one of them says why itself.
+        """
         if self._spec.probes and probe_type(_SAMPLES) not in run.types:
             start = f"probe {_SAMPLES!r}: "
             found = [w.removeprefix(start) for w in run.report["warnings"] if w.startswith(start)]
-            raise CallError(f"no pictures could be made: {'; '.join(found) or 'see the report'}")
+            kinds = {"pictures": self._spec.pictures, "interventions": self._spec.interventions}
+            what = " and ".join(kind for kind, declared in kinds.items() if declared)
+            raise CallError(f"no {what} could be made: {'; '.join(found) or 'see the report'}")
 
 
 def _remove(folder: Path, owner: int) -> None:

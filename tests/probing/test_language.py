@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import comgra_decl as comgra
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.probing.subject import Tap
 from tests.probing.attention import HEADS, TOKENS, WIDTH, Change, Classifier, Language, hooked
@@ -326,6 +327,91 @@ def test_models_of_transformers(attention: str) -> None:
     logits = model(inputs_embeds=leaf).logits[:, -1]
     (gradient,) = torch.autograd.grad((logits[:, 5] - logits[:, 7]).sum(), leaf)
     same(ours, (leaf * gradient).detach(), 1e-5)
+
+
+def a_gpt2(transformers: Any) -> tuple[nn.Module, str]:
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "vocab_size": 31, "n_positions": 16}
+    config = transformers.GPT2Config(**shape, bos_token_id=0, eos_token_id=0, pad_token_id=0)
+    return transformers.GPT2LMHeadModel(config), "transformer.wte"
+
+
+def a_llama(transformers: Any) -> tuple[nn.Module, str]:
+    config = transformers.LlamaConfig(
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, hidden_size=16,
+        intermediate_size=24, vocab_size=31, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config), "model.embed_tokens"
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("make", [a_gpt2, a_llama])
+def test_each_generated_token_of_models_of_transformers_is_explained(
+    make: Callable[[Any], tuple[nn.Module, str]],
+) -> None:
+    captum = pytest.importorskip("captum.attr")
+    torch.manual_seed(0)
+    made, embedding = make(pytest.importorskip("transformers"))
+    model: Any = made.eval()
+    text = comgra.look(model, WORDS, call="generate", max_new_tokens=3, do_sample=False).output
+    assert text.shape == (len(WORDS), LENGTH + 3)
+    places = [LENGTH - 1, LENGTH, LENGTH + 1]  # those that have predicted the new tokens
+    target = {"token": "next", "position": places}
+    pictures = {
+        "saliency": {"method": "saliency", "target": target},
+        "times": {"method": "input_x_gradient", "target": target},
+        "paths": {"method": "integrated_gradients", "points": 20, "target": target},
+        "hidden": {"method": "occlusion", "window": [1], "target": target},
+        "rather": {"method": "input_x_gradient", "target": {**target, "rather_than": 4}},
+    }
+    found = comgra.look(model, text, pictures=pictures)
+    embedded = model.get_submodule(embedding)(text).detach().requires_grad_()
+    for i, place in enumerate(places):
+        token = text[:, place + 1]
+
+        def run(given: Tensor, place: int = place) -> Tensor:
+            return model(inputs_embeds=given).logits[:, place]
+
+        def shown(name: str, i: int = i) -> Tensor:
+            return torch.from_numpy(np.asarray(found.picture(name).values[:, i]))
+
+        assert [row[i] for row in found.picture("times").facts["target"]] == token.tolist()
+        same(shown("saliency"), captum.Saliency(run).attribute(embedded, target=token), 1e-5)
+        times = captum.InputXGradient(run).attribute(embedded, target=token).detach()
+        same(shown("times"), times, 1e-5)
+        paths = captum.IntegratedGradients(run).attribute(embedded, target=token, n_steps=20)
+        same(shown("paths"), paths.detach(), 1e-4)
+        hidden = captum.Occlusion(run).attribute(
+            embedded.detach(), (1, 16), (1, 16), target=token, baselines=0.0
+        )
+        same(shown("hidden"), hidden[..., 0], 1e-4)
+        other = captum.InputXGradient(run).attribute(embedded, target=torch.full_like(token, 4))
+        same(shown("rather"), times - other.detach(), 1e-4)
+    spans = found.token_attributions("times", spans={"prompt": (0, LENGTH), "new": (LENGTH, 9)})
+    summed = found.picture("times").values.sum(-1)
+    np.testing.assert_allclose(
+        spans["prompt"].to_numpy(), summed[..., :LENGTH].sum(-1).ravel(), rtol=1e-4, atol=1e-7
+    )
+
+
+@pytest.mark.slow  # imports transformers
+def test_an_encoder_and_decoder_that_share_their_embedding_are_told_apart() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    config = transformers.T5Config(**sizes, vocab_size=31, decoder_start_token_id=0)
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    answer = torch.randint(TOKENS, (len(WORDS), 4))
+    target = {"token": 7, "position": 2}
+    found = comgra.look(
+        model,
+        input_ids=WORDS,
+        decoder_input_ids=answer,
+        pictures={"times": {"method": "input_x_gradient", "target": target}},
+    )
+    embedded = model.shared(WORDS).detach().requires_grad_()
+    logits = model(inputs_embeds=embedded, decoder_input_ids=answer).logits[:, 2, 7]
+    (gradient,) = torch.autograd.grad(logits.sum(), embedded)
+    same(torch.from_numpy(found.picture("times").values), (embedded * gradient).detach())
 
 
 class NoAttention(nn.Module):

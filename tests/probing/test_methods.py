@@ -299,6 +299,38 @@ def test_the_target_is_what_the_picture_explains(target: str | int) -> None:
     assert found.facts["target"] == facts[target]
 
 
+@pytest.mark.parametrize("baseline", [0.0, "mean"])
+def test_windows_cover_all_channels_also_where_they_come_last(baseline: float | str) -> None:
+    torch.manual_seed(0)
+
+    class ChannelsLast(nn.Module):
+        """Receives [samples, height, width, 3]."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(F.relu(self.conv(x.movedim(-1, 1)), inplace=True).mean((2, 3)))
+
+    class ChannelsFirst(ChannelsLast):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.movedim(1, -1))
+
+    model, x = ChannelsLast().double().eval(), torch.randn(2, 6, 7, 3, dtype=torch.float64)
+    twin = ChannelsFirst().double().eval()
+    twin.load_state_dict(model.state_dict())
+    given: dict[str, Any] = {"method": "occlusion", "window": [3, 2], "stride": 2, "target": 1}
+    found = values(model, x, baseline=baseline, **given)
+    assert found.shape == (2, 6, 7)
+    same(found, values(twin, x.movedim(-1, 1), baseline=baseline, **given))
+    with torch.no_grad():
+        covered = x.clone()
+        covered[:, :3, :2] = 0.0 if baseline == 0.0 else x.mean((1, 2), keepdim=True)
+        corner = (model(x) - model(covered))[:, 1]
+    same(found[:, 0, 0], corner)
+
+
 def test_tokens_are_explained_at_their_embedding() -> None:
     torch.manual_seed(0)
 

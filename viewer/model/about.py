@@ -55,7 +55,7 @@ def about(view: RunView) -> About:
 
 def schedule(view: RunView) -> str:
     """Return the spec's schedule, which selects the steps to record, as YAML."""
-    spec = _plain_spec(view.run.spec)
+    spec = _plain_spec(view.spec)
     asked = spec.get("schedule") if isinstance(spec, Mapping) else None
     given = {key: value for key, value in (asked or {}).items() if value not in (None, [], {})}
     return _yaml({"schedule": given}).rstrip() if given else ""

@@ -47,8 +47,22 @@ class Attention:
 
 
 def layers(view: RunView) -> list[Slot]:
-    """Return the slots that contain attention weights, in execution order."""
-    return view.now("attention", lambda: [s for s in view.slots.values() if _is_attention(view, s)])
+    """Return the slots that contain attention weights, in execution order.
+
+    A module that is a softmax itself and the function that it calls count as one.
+    """
+
+    def find() -> list[Slot]:
+        found = [slot for slot in view.slots.values() if _is_attention(view, slot)]
+        return [slot for slot in found if not any(_is_inside(other, slot) for other in found)]
+
+    return view.now("attention", find)
+
+
+def _is_inside(inner: Slot, outer: Slot) -> bool:
+    """Return whether a softmax module returns what a function inside it has returned."""
+    same = (inner.shape, inner.iteration) == (outer.shape, outer.iteration)
+    return same and outer.module_class == "Softmax" and inner.node.rpartition(".")[0] == outer.node
 
 
 def _is_attention(view: RunView, slot: Slot) -> bool:

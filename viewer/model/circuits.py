@@ -63,7 +63,7 @@ class Drawing:
 
 def circuit_drawing(view: RunView, table: EffectTable, strongest: int) -> Drawing | None:
     """Return the strongest paths in a table of effects; None if it has no paths."""
-    declared = view.run.spec.interventions.get(table.name)
+    declared = view.spec.interventions.get(table.name)
     if declared is None or declared.into is None or not {NODE, INTO} <= {*declared.sweep}:
         return None
     key = ("circuit", table.name, table.step, strongest)

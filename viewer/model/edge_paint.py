@@ -30,7 +30,7 @@ def painted_interventions(view: RunView) -> list[str]:
 
 def _painted_interventions(view: RunView) -> list[str]:
     try:
-        declared = view.run.spec.interventions
+        declared = view.spec.interventions
     except ComgraError:
         return []
     return [

@@ -86,7 +86,7 @@ class PlaceEffects:
 
 def probe_type_of(view: RunView, type_: str) -> str:
     """Return the type of execution of an intervention's probe, and any other type unchanged."""
-    declared = view.run.spec.interventions.get(type_.removeprefix(INTERVENTION_PREFIX))
+    declared = view.spec.interventions.get(type_.removeprefix(INTERVENTION_PREFIX))
     if declared is None or not type_.startswith(INTERVENTION_PREFIX):
         return type_
     return PROBE_PREFIX + declared.of
@@ -94,7 +94,7 @@ def probe_type_of(view: RunView, type_: str) -> str:
 
 def effect_tables(view: RunView, probe: str, step: int) -> tuple[EffectTable, ...]:
     """Return a table for each intervention on a probe, at its record nearest to a step."""
-    declared = view.run.spec.interventions
+    declared = view.spec.interventions
     found = []
     for name in view.run.interventions:
         steps = view.steps(INTERVENTION_PREFIX + name)
@@ -108,7 +108,7 @@ def unmade(view: RunView, probe: str) -> tuple[tuple[str, str], ...]:
     """Return the declared interventions on a probe that have no record, and why."""
     made, warnings = view.run.interventions, (view.run.report or {}).get("warnings", ())
     found = []
-    for name, spec in view.run.spec.interventions.items():
+    for name, spec in view.spec.interventions.items():
         if spec.of != probe or name in made:
             continue
         reasons = [str(each) for each in warnings if f"intervention {name!r}" in str(each)]
@@ -161,7 +161,7 @@ def place_effects(view: RunView, table: EffectTable, row: int, column: int) -> P
         np.array([mean for mean, _ in course.values()], np.float64),
         np.array([error for _, error in course.values()], np.float64),
         table.step,
-        _entry(view.run.spec.interventions[table.name], key) if axes else "",
+        _entry(view.spec.interventions[table.name], key) if axes else "",
     )
 
 
@@ -211,7 +211,7 @@ def _table(view: RunView, name: str, step: int) -> EffectTable:
     table = EffectTable(
         name,
         step,
-        view.run.spec.interventions[name].of,
+        view.spec.interventions[name].of,
         bool(axes),
         f"{name}: effect on {facts.get('measure', 'the model')}",
     )

@@ -97,11 +97,11 @@ def declared_image(view: RunView, type_: str) -> ImageSpec | None:
 
     For training, what any probe says counts as well.
     """
-    probes = view.run.spec.probes
+    probes = view.spec.probes
     named = probes.get(type_.removeprefix(PROBE_PREFIX))
     chosen = [named] if type_.startswith(PROBE_PREFIX) else [*probes.values()]
     found = [probe.show.image for probe in chosen if probe is not None]
-    found += [entry.image for entry in reversed(view.run.spec.nodes.values())]
+    found += [entry.image for entry in reversed(view.spec.nodes.values())]
     return next((image for image in found if image is not None), None)
 
 
@@ -178,7 +178,7 @@ def _judged(view: RunView, type_: str, step: int, given: list[Any]) -> _Judged:
 
 def _outputs(view: RunView, type_: str, step: int) -> NDArray[Any] | None:
     """Return the first output of the model that consists of real numbers, [samples, ...]."""
-    described = view.run.document("modules") or []
+    described = view.described
     roots = {entry["node"] for entry in described if entry["path"] == ""}
     for slot in view.slots.values():
         own = slot.node in roots and slot.pass_ == "forward" and slot.role.startswith("output")
@@ -284,7 +284,7 @@ def _targets(view: RunView, type_: str, outputs: NDArray[Any]) -> Floats | None:
     A probe has no loss. Its samples are some of its first step's batch, whose target the record of
     training contains.
     """
-    declared = view.run.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
+    declared = view.spec.probes.get(type_.removeprefix(PROBE_PREFIX))
     if declared is None or declared.batch is not None:
         return None
     size = outputs[0].size if len(outputs) else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -158,15 +158,11 @@ def album(
         positions: the position whose ranks are shown, by the name of a logit lens.
     """
     exhibits = _exhibits(view, at.step)
-    types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
-    wanted = probe_type_of(view, at.type)
-    type_ = wanted if wanted in types else types[0] if types else ""
-    steps = view.steps(type_) if type_ else None
-    step = None if steps is None else nearest(steps, at.step if at.step is not None else -1)
+    type_, step = _record_of(view, at)
     if step is None:
         computed = (*of_heads(view, at.step), *of_training(view, at.step, at.node))
         return Album("", -1, 0, computed=computed, exhibits=exhibits)
-    tiles = view.ever(("tiles", type_, step), lambda: gallery(view, type_, step))
+    tiles = _tiles(view, type_, step)
     sample = min(at.sample or 0, max(0, len(tiles) - 1))
     return Album(
         type_.removeprefix(PROBE_PREFIX),
@@ -188,6 +184,35 @@ def album(
         table_cards(view, type_, step, at.node),
         unmade(view, type_.removeprefix(PROBE_PREFIX)),
     )
+
+
+def parts_of(view: RunView, at: Selection) -> Iterator[Callable[[], object]]:
+    """Yield reads that keep the parts of an album which take longest, for when it is shown."""
+    yield partial(of_training, view, at.step, at.node)
+    type_, step = _record_of(view, at)
+    if step is None:
+        return
+    yield partial(_tiles, view, type_, step)
+    for name in _OF_STEP:
+        yield partial(of_step, view, name, type_, step)
+    sample = max(0, at.sample or 0)
+    yield partial(of_node, view, type_, step, at.node, sample)
+    yield partial(table_cards, view, type_, step, at.node)
+    yield partial(cards_of, view, type_, step, sample)
+
+
+def _record_of(view: RunView, at: Selection) -> tuple[str, int | None]:
+    """Return the probe to show and the step of its record that is nearest to the selected one."""
+    types = [t for t in view.run.types if t.startswith(PROBE_PREFIX)]
+    wanted = probe_type_of(view, at.type)
+    type_ = wanted if wanted in types else types[0] if types else ""
+    if not type_:
+        return "", None
+    return type_, nearest(view.steps(type_), at.step if at.step is not None else -1)
+
+
+def _tiles(view: RunView, type_: str, step: int) -> tuple[Tile, ...]:
+    return view.ever(("tiles", type_, step), lambda: gallery(view, type_, step))
 
 
 # -- pictures ----------------------------------------------------------------------------------
@@ -338,7 +363,11 @@ def _bound(
         one = partial(_per_token, of_rows=of_rows) if of_tokens else flat
         return largest_magnitude(np.stack([one(value) for value in values]))
 
-    steps = view.steps(type_).tolist()
     key = ("bound", slot.id, type_, of_tokens)
-    bounds = [view.ever((*key, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]
-    return max(bounds, default=0.0)
+
+    def largest_of_all() -> float:
+        steps = view.steps(type_).tolist()
+        bounds = [view.ever((*key, s), lambda s=s: largest(s)) for s in steps]  # type: ignore[misc]
+        return max(bounds, default=0.0)
+
+    return view.now(key, largest_of_all)

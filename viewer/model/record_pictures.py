@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -118,14 +119,14 @@ def _has_classes(view: RunView) -> bool:
 
 def _may_be_classes(view: RunView) -> bool:
     """Return whether the model's outputs, if they were recorded, can be [samples, classes]."""
-    described = view.run.document("modules") or []
+    described = view.described
     roots = {entry["node"] for entry in described if entry["path"] == ""}
     outputs = [s for s in view.slots.values() if s.node in roots and s.pass_ == "forward"]
     return not outputs or any(len(s.shape) == 2 and s.shape[1] > 1 for s in outputs)
 
 
 def _is_given(view: RunView, type_: str) -> bool:
-    declared = view.run.spec.probes.get(_name(type_))
+    declared = view.spec.probes.get(_name(type_))
     return declared is not None and declared.batch is not None
 
 
@@ -137,7 +138,7 @@ def probe_lines(
     view: RunView, type_: str, *, nodes: str = '{all: {select: "**"}}', samples: str = "{count: 8}"
 ) -> str:
     """Return the lines that make a probe keep the values of nodes."""
-    declared = view.run.spec.probes.get(_name(type_))
+    declared = view.spec.probes.get(_name(type_))
     keys = []
     if not _is_given(view, type_):  # a probe with a batch of its own takes no samples
         keys.append(f"samples: {samples}")
@@ -178,16 +179,22 @@ def _feature_maps(view: RunView, type_: str, step: int, node: str) -> Computed:
     found = replace(at_step(step), node=node, step=step)
     if found.picture is None:
         return found
-    return replace(found, high=_largest(view, node, view.steps(type_).tolist(), step, at_step))
+    return replace(found, high=_largest(view, node, type_, step, at_step))
 
 
 def _largest(
-    view: RunView, node: str, steps: list[int], step: int, at_step: Callable[[int], Computed]
+    view: RunView, node: str, type_: str, step: int, at_step: Callable[[int], Computed]
 ) -> float:
     """Return the largest magnitude at any step, or at `step` if all would take too long."""
+    steps = view.steps(type_).tolist()
     shared = size_of(view, node) * len(steps) <= MOST_VALUES
-    pictures = [at_step(each).picture for each in (steps if shared else [step])]
-    return max(largest_magnitude(p.values) for p in pictures if p is not None)
+
+    def largest() -> float:
+        pictures = [at_step(each).picture for each in (steps if shared else [step])]
+        return max(largest_magnitude(p.values) for p in pictures if p is not None)
+
+    name = at_step(step).name
+    return view.now(("largest", name, type_, node, -1 if shared else step), largest)
 
 
 def _over_steps(view: RunView, name: str, type_: str, step: int, node: str) -> Computed:
@@ -242,7 +249,7 @@ def of_heads(view: RunView, step: int | None) -> tuple[Computed, ...]:
 
 def _kept_of(view: RunView, slot: Slot) -> int:
     """Return the number of values of a tensor that a record keeps."""
-    return min(slot.shape[0], view.run.spec.samples.count) * int(np.prod(slot.shape[1:]))
+    return min(slot.shape[0], view.spec.samples.count) * int(np.prod(slot.shape[1:]))
 
 
 def _induction(view: RunView, step: int) -> pd.Series[float] | None:
@@ -311,7 +318,7 @@ def _flow(view: RunView, step: int) -> Computed:
             return Computed("flow", replace(picture, facts={"nodes": own}))
         except ComgraError as error:
             lines = 'nodes:\n  all: {select: "**", capture: [output, output_grad]}'
-            known = [str(entry) for entry in view.run.spec.stats if isinstance(entry, str)]
+            known = [str(entry) for entry in view.spec.stats if isinstance(entry, str)]
             more = "" if "l2" in known else f"\nstats: [{', '.join([*known, 'l2'])}]"
             return Computed("flow", None, str(error), lines + more)
 
@@ -334,7 +341,9 @@ def _spectrum(view: RunView, step: int, node: str) -> Computed:
     if len(shape) < 2:
         return Computed("spectrum", None, _without(node, "weight that is a matrix", _weights(view)))
     if weight is None:
-        return Computed("spectrum", None, "Its weight was not recorded.", _kept_weight(node), node)
+        return Computed(
+            "spectrum", None, "Its weight was not recorded.", _kept_weight(view, node), node
+        )
     rows, columns = shape[0], int(np.prod(shape[1:]))
     steps = view.steps("")
     work = rows * columns * min(rows, columns)
@@ -347,7 +356,7 @@ def _spectrum(view: RunView, step: int, node: str) -> Computed:
         try:
             found = view.run.picture("spectrum", None if every else step, node)
         except ComgraError as error:
-            return Computed("spectrum", None, str(error), _kept_weight(node))
+            return Computed("spectrum", None, str(error), _kept_weight(view, node))
         return Computed("spectrum", found)
 
     key = ("spectrum", node, None if every else step)
@@ -363,7 +372,7 @@ def _filters(view: RunView, step: int, node: str) -> Computed:
         try:
             return Computed("filters", view.run.picture("filters", at, node))
         except ComgraError as error:
-            return Computed("filters", None, str(error), _kept_weight(node))
+            return Computed("filters", None, str(error), _kept_weight(view, node))
 
     now, first = (
         view.ever(("filters", node, at), lambda at=at: compute(at))  # type: ignore[misc]
@@ -374,7 +383,7 @@ def _filters(view: RunView, step: int, node: str) -> Computed:
 
 def _weights(view: RunView) -> dict[str, tuple[int, ...]]:
     """Return the shape of the weight of each node that has one with rows and columns."""
-    described = view.run.document("modules") or []
+    described = view.described
     shapes = {
         entry["node"]: tuple(entry["parameters"].get("weight", {}).get("shape", ()))
         for entry in described
@@ -389,23 +398,31 @@ def _without(node: str, what: str, others: Iterable[str]) -> str:
     return f"{node} has no {what}{more}."
 
 
-def _kept_weight(node: str) -> str:
+def _kept_weight(view: RunView, node: str) -> str:
     entry = f"{{select: {selected(node)}, capture: [parameter], values: true}}"
-    return f"nodes:\n  weights: {entry}"
+    return f"nodes:\n  weights: {entry}" + _room(view, _weights(view)[node])
+
+
+def _room(view: RunView, shape: Iterable[int]) -> str:
+    """Return the line that lets values of a tensor this large be recorded; "" if they may be."""
+    elements = math.prod(shape)
+    if elements <= view.spec.values.max_elements:
+        return ""
+    return f"\nvalues: {{max_elements: {elements}}}"
 
 
 def _loss_cam(view: RunView, step: int, node: str) -> Computed:
-    maps = [s.node for s in view.slots.values() if _has_places(s)]
+    maps = {s.node: s.shape for s in view.slots.values() if _has_places(s)}
     if node not in maps:
-        why = _without(node, "output with channels and places", dict.fromkeys(maps))
-        return Computed("loss_cam", None, why)
+        return Computed("loss_cam", None, _without(node, "output with channels and places", maps))
 
     def compute(at: int) -> Computed:
         try:
             return Computed("loss_cam", view.run.picture("loss_cam", at, node))
         except ComgraError as error:
             entry = f"{{select: {selected(node)}, capture: [output, output_grad], values: true}}"
-            return Computed("loss_cam", None, str(error), f"nodes:\n  maps: {entry}")
+            lines = f"nodes:\n  maps: {entry}" + _room(view, maps[node][1:])
+            return Computed("loss_cam", None, str(error), lines)
 
     def at_step(at: int) -> Computed:
         return view.ever(("loss_cam", node, at), lambda: compute(at))
@@ -413,9 +430,7 @@ def _loss_cam(view: RunView, step: int, node: str) -> Computed:
     found = at_step(step)
     if found.picture is None:
         return replace(found, node=node)
-    return replace(
-        found, node=node, high=_largest(view, node, view.steps("").tolist(), step, at_step)
-    )
+    return replace(found, node=node, high=_largest(view, node, "", step, at_step))
 
 
 def _has_places(slot: Slot) -> bool:

@@ -18,6 +18,7 @@ from comgra_decl.records import EFFECT_PREFIX, NO_SERIES, PICTURE_PREFIX, SlotIn
 from comgra_decl.viewer.model.cache import Cache
 
 if TYPE_CHECKING:
+    from comgra_decl.spec import Spec
     from comgra_decl.viewer.model.selection import Selection
 
 T = TypeVar("T")
@@ -385,6 +386,16 @@ class RunView:
     def now(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Return a cached result that is valid until the next record."""
         return self._passing.get(key, compute)
+
+    @property
+    def spec(self) -> Spec:
+        """The spec with which the run was recorded, which takes a millisecond to parse."""
+        return self.now("spec", lambda: self.run.spec)
+
+    @property
+    def described(self) -> list[dict[str, Any]]:
+        """What the run says about each module. It is not to be changed."""
+        return self.now("described", lambda: self.run.document("modules") or [])
 
     @property
     def held(self) -> int:

@@ -39,7 +39,7 @@ def _words(view: RunView) -> tuple[str, ...]:
 
 
 def _declared(view: RunView, slot: Slot) -> bool:
-    declared = view.run.spec.tokens
+    declared = view.spec.tokens
     assert declared is not None
 
     name = slot.role.removeprefix("input.")

@@ -25,7 +25,7 @@ def why_unrecorded(view: RunView, slot: Slot | None, at: Selection) -> Unrecorde
     if slot is None:
         return Unrecorded("This tensor was not recorded.")
     dims = [n for i, n in enumerate(view.shape(slot, at)) if i != slot.batch_dim]
-    elements, limit = prod(dims), view.run.spec.values.max_elements
+    elements, limit = prod(dims), view.spec.values.max_elements
     if elements > limit:
         each = "" if slot.batch_dim is None else " per sample"
         return Unrecorded(

@@ -138,7 +138,7 @@ def _no_sample(sample: int, preview: Preview) -> str:
 
 def _why_missing(view: RunView, slot: Slot, at: Selection) -> str:
     dims = [n for i, n in enumerate(view.shape(slot, at)) if i != slot.batch_dim]
-    elements, limit = prod(dims), view.run.spec.values.max_elements
+    elements, limit = prod(dims), view.spec.values.max_elements
     if elements > limit:
         each = "" if slot.batch_dim is None else " per sample"
         return (

@@ -272,7 +272,8 @@ def _page(
     cards = [*pictures, effects, cloud, *computed, *tables, *empty]
     veiled = bool(image) and any(card.over for card in found.cards)
     return (
-        f"<h2>Probe {_e(found.probe)} at step {count(found.step)}</h2>{gallery(found, brushed)}"
+        f'<h2 data-step="{found.step}">Probe {_e(found.probe)} at step {count(found.step)}</h2>'
+        f"{gallery(found, brushed)}"
         f"{_brushed(brushed)}"
         f'{_veil_button(over) if veiled else ""}<div class="cards">{"".join(cards)}</div>{shown}'
     )

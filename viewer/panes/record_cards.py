@@ -22,7 +22,7 @@ from comgra_decl.viewer.model.images import (
 from comgra_decl.viewer.model.landscapes import Curve, Floats, Landscape
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 from comgra_decl.viewer.model.record_pictures import Computed
-from comgra_decl.viewer.palette import LINES, SCALE, colour_at
+from comgra_decl.viewer.palette import LINES, SCALE, colour_at, colours_at
 from comgra_decl.viewer.panes.landscapes import landscape_card
 
 CSS = """
@@ -224,20 +224,11 @@ def _dead(found: Computed, picture: Picture) -> str:
 
 def _alike(found: Computed, picture: Picture) -> str:
     steps = picture.labels["step"]
-    shades = np.array([[_rgb(value) for value in row] for row in picture.values.tolist()], np.uint8)
-    drawn = _grid(shades, steps, found.step, rows=steps)
+    drawn = _grid(colours_at(picture.values), steps, found.step, rows=steps)
     return (
         f'<div class="card"><h3>{_e(_title(found))}</h3>{drawn}'
         f'<p>0<span class="scale"></span>1; rows and columns: {_range(steps)}</p></div>'
     )
-
-
-def _rgb(value: float) -> list[int]:
-    """Return the colour of a share; grey for NaN."""
-    if value != value:
-        return [128] * 3
-    text = colour_at(value)
-    return [int(text[i : i + 2], 16) for i in (1, 3, 5)]
 
 
 def _grid(colours: Image, steps: list[int], step: int, *, rows: list[int] | None) -> str:
@@ -278,7 +269,7 @@ def _flow(found: Computed, picture: Picture) -> str:
     table = f'<table class="flow"><tbody>{"".join(rows)}</tbody></table>'
     return (
         f'<div class="card"><h3>{_TITLES["flow"]}</h3><div class="wide">{table}</div>'
-        "<p>norm of the gradient of each output, in the order of the calls, at step "
+        "<p>norm of the gradient of each output and parameter, in the order of the calls, at step "
         f"{count(found.step)} of training; the bars are logarithmic</p></div>"
     )
 
@@ -323,12 +314,17 @@ def _features(found: Computed, picture: Picture) -> str:
         name, kind = (f"{known}, dead", ' class="dead"') if dead[i] else (known, "")
         tiles.append(_tile(channels[i] / (found.high or 1.0), name, kind))
     more = f"{count(_MOST_TILES)} of " if len(channels) > _MOST_TILES else ""
+    never = _number_of(int(dead.sum()))
     return (
         f'<div class="card"><h3>{_e(_title(found))}</h3><div class="maps many">{"".join(tiles)}'
         f"</div><p>{_ramp(found.high)}</p><p>{more}{count(len(channels))} channels of sample "
-        f"{found.sample} at step {count(found.step)}, largest mean first; {count(int(dead.sum()))} "
+        f"{found.sample} at step {count(found.step)}, largest mean first; {never} "
         "at or below 0 everywhere</p></div>"
     )
+
+
+def _number_of(channels: int) -> str:
+    return {0: "none is", 1: "1 is"}.get(channels, f"{count(channels)} are")
 
 
 def _filters(found: Computed, picture: Picture) -> str:

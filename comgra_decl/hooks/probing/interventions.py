@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from comgra_decl.errors import ProbeError, SpecError, did_you_mean, reason_of, wrong_spec
+from comgra_decl.errors import ProbeError, SpecError, did_you_mean, reason_of
 from comgra_decl.hooks.probing.changes import Recorded
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.effects import Group, changed_groups, estimated, swept
@@ -91,7 +91,7 @@ class Interventions:
         """Try all changes once, before the program's first forward pass.
 
         Raises:
-            SystemExit: a pattern, a role or a part does not exist in the model; lists every
+            SpecError: a pattern, a role or a part does not exist in the model; lists every
                 problem.
         """
         if self._checked:
@@ -107,7 +107,7 @@ class Interventions:
                 problems = [p for name in self._declared for p in self._rehearsed(name, study)]
             study.rewind()
         if problems:
-            raise SystemExit(wrong_spec(SpecError(problems)))
+            raise SpecError(problems)
 
     def _missing(self, name: str, modules: Modules) -> Iterator[str]:
         """Yield the problems with the names of modules and parameters in an intervention."""

@@ -19,6 +19,7 @@ from comgra_decl.hooks.probing.samples import widened
 from comgra_decl.hooks.probing.subject import Drawn, Map, Point, Subject, Tap
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.records import LENS_RANKS, LENS_TOKENS
+from comgra_decl.spec.axes import name_axes
 from comgra_decl.spec.pictures import (
     AttentionRolloutSpec,
     AttributionSpec,
@@ -320,10 +321,11 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
             f"occlusion with a window of {spec.window} needs a floating-point input with at least "
             f"{dims} dimensions per sample"
         )
-    size = value.shape[-dims:]
+    ends = value.dim() - _has_channels_last(point, dims)
+    size = value.shape[ends - dims : ends]
     if any(part > whole for part, whole in zip(spec.window, size, strict=True)):
         raise ProbeError(f"a window of {spec.window} does not fit: the input has {list(size)}")
-    over = tuple(range(value.dim() - dims, value.dim()))
+    over = tuple(range(ends - dims, ends))
     cover = value.mean(over, keepdim=True) if spec.baseline == "mean" else spec.baseline
     with torch.no_grad():
         whole = subject.explained(subject.scores(), classes, spec.target)
@@ -331,10 +333,10 @@ def _occlusion(spec: OcclusionSpec, subject: Subject, classes: torch.Tensor | No
         times = torch.zeros(size, dtype=whole.dtype, device=value.device)
         for window in _windows(size, spec.window, spec.stride):
             covered = value.clone()
-            covered[_last(window)] = cover
+            covered[_at(window, value.dim() - ends)] = cover
             scores = subject.call(replace(point, value=covered))
             drop = whole - subject.explained(scores, classes, spec.target)
-            total[_last(window)] += drop.reshape(-1, *[1] * dims)
+            total[_at(window)] += drop.reshape(-1, *[1] * dims)
             times[window] += 1
     return Drawn([Map(None, point.role, total / times)])
 
@@ -349,9 +351,17 @@ def _windows(size: Iterable[int], window: list[int], stride: int) -> Iterator[tu
         yield tuple(slice(at, at + part) for at, part in zip(corner, window, strict=True))
 
 
-def _last(window: tuple[slice, ...]) -> Any:
-    """Return the index of a window in the last dimensions."""
-    return (..., *window)
+def _at(window: tuple[slice, ...], behind: int = 0) -> Any:
+    """Return the index of a window in the last dimensions, or in those before the last ones."""
+    return (..., *window, *[slice(None)] * behind)
+
+
+def _has_channels_last(point: Point, places: int) -> bool:
+    """Return whether a sample has its channels behind this many dimensions of places."""
+    names = name_axes(
+        point.value.shape[1:], kind="input", node="input", role=point.role, module_class=""
+    )
+    return len(names) == places + 1 and names[-1] == "channel"
 
 
 class _GuidedRelus(CallWatch):

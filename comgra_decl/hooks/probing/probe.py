@@ -242,10 +242,8 @@ class Probe:
                     _require_modules(self._pictures, copy)
                 if self._interventions is not None:
                     self._require(self._interventions, copy, autocast)
-        except NotReadyError:
-            return
         except Exception as error:
-            self._refuse(reason_of(error))
+            self._failed(error, single=single)
             return
         if copy.shared and not self._shares:
             self._shares = True
@@ -259,10 +257,7 @@ class Probe:
         """Return a copy of the model with the features of its dictionaries."""
         copy = CleanCopy(module, paths, host=self._host)
         if self._dictionaries is not None:
-            try:
-                self._dictionaries.attach(copy)
-            except SpecError as error:
-                raise SystemExit(wrong_spec(error)) from error
+            self._dictionaries.attach(copy)
         return copy
 
     def _take_samples(
@@ -333,6 +328,17 @@ class Probe:
 
     def _warn(self, text: str) -> None:
         self._report(f"probe {self.name!r}: {text}")
+
+    def _failed(self, error: Exception, *, single: bool) -> None:
+        """Handle a copy that could not be made; a wrong spec ends a training."""
+        if isinstance(error, NotReadyError):
+            return
+        if not isinstance(error, SpecError):
+            self._refuse(reason_of(error))
+        elif single:
+            self._refuse("; ".join(error.problems))
+        else:
+            raise SystemExit(wrong_spec(error)) from error
 
     def _refuse(self, reason: str) -> None:
         self._over = True
@@ -615,10 +621,10 @@ _TRAINING = {"eval": False, "train": True, "as_is": None}
 
 
 def _require_modules(pictures: Mapping[str, PictureSpec], copy: CleanCopy) -> None:
-    """End the program if a pattern of a picture matches no module."""
+    """Raise a SpecError if a pattern of a picture matches no module."""
     problems = Modules(copy).problems_of_pictures(pictures)
     if problems:
-        raise SystemExit(wrong_spec(SpecError(problems)))
+        raise SpecError(problems)
 
 
 def _by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -102,6 +102,34 @@ def test_weights_are_found_in_the_order_of_execution(view: RunView) -> None:
         assert found.node == layer
 
 
+class Attending(nn.Module):
+    """Attends with a softmax that is a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.weights = nn.Embedding(50, 12), nn.Softmax(dim=-1)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        heads = self.embed(tokens).unflatten(2, (HEADS, -1)).transpose(1, 2)
+        return self.weights(heads @ heads.mT) @ heads
+
+
+def test_a_softmax_module_and_the_function_that_it_calls_are_one_layer(tmp_path: Path) -> None:
+    model, ids = Attending(), torch.randint(0, 50, (4, LENGTH))
+    both = {**NODES, "called": {"select": {"function": "torch.softmax"}, "values": True}}
+
+    def training() -> None:
+        model(ids).square().mean().backward()
+        torch.optim.SGD(model.parameters(), lr=1e-2).step()
+
+    view = RunView(traced(tmp_path / "runs", both, training))
+    assert {"weights", "weights.softmax"} <= {*view.nodes}
+    assert [slot.node for slot in layers(view)] == ["weights.softmax"]
+    found = layer_at(view, Selection(step=0, node="weights", role="output"))
+    assert found is not None
+    assert found.node == "weights.softmax"
+
+
 def test_the_selected_sample_is_shown_with_its_tokens(view: RunView, run: Run) -> None:
     slot = layers(view)[0]
     for batch, sample in (("mean", 0), ("2", 2)):

@@ -120,6 +120,19 @@ def test_the_lines_of_an_empty_card_of_training_fill_it(title: str, tmp_path: Pa
     assert filled(page(trained(tmp_path, merged(spec, yaml.safe_load(lines))), "conv"), title)
 
 
+@pytest.mark.parametrize(
+    "title", ["filters: conv", "weight spectrum: conv", "Grad-CAM of the loss: conv"]
+)
+def test_the_lines_of_an_empty_card_make_room_for_large_tensors(title: str, tmp_path: Path) -> None:
+    spec = {
+        "nodes": {"all": {"select": "**", "capture": ["output"]}},
+        "values": {"max_elements": 2},
+    }
+    _, lines = empty(page(trained(tmp_path, spec), "conv"))[title]
+    assert len(lines.splitlines()) <= 3
+    assert filled(page(trained(tmp_path, merged(spec, yaml.safe_load(lines))), "conv"), title)
+
+
 def test_a_card_that_suits_no_such_node_names_one_that_it_suits(tmp_path: Path) -> None:
     cards = empty(page(trained(tmp_path, {"nodes": ALL}), "act"))
     assert "select one that does, such as conv." in cards["weight spectrum"][0]

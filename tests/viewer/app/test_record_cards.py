@@ -18,10 +18,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import comgra_decl
+from comgra_decl.query import Run
 from comgra_decl.viewer.model.images import png, veil
+from comgra_decl.viewer.model.likely_reads import next_to
+from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
-from comgra_decl.viewer.palette import colour_at
+from comgra_decl.viewer.palette import colour_at, colours_at
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.pictures import PicturesPane
 
@@ -250,3 +253,34 @@ def card_of_empty(view: RunView, title: str) -> str:
     pane = PicturesPane(lambda **_: None)
     pane.refresh(shown(view, node="act"))
     return pane.view.html.partition(f'<div class="card empty"><h3>{title}')[2][:200]
+
+
+def test_colours_of_an_array_are_those_of_its_numbers() -> None:
+    places = np.array([[-1.0, 0.0, 0.2501], [0.5, 0.9999, 7.0]])
+    wanted = [[colour_at(each) for each in row] for row in places.tolist()]
+    found = colours_at(places)
+    assert [["#" + bytes(each).hex() for each in row] for row in found] == wanted
+    assert colours_at(np.array([np.nan])).tolist() == [[128, 128, 128]]
+
+
+def test_pictures_of_neighbouring_steps_are_read_ahead(
+    view: RunView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    original = Run.picture
+
+    def picture(self: Run, name: str, *given: Any, **by: Any) -> Any:
+        asked.append(name)
+        return original(self, name, *given, **by)
+
+    fresh = RunView(comgra_decl.open_run(view.run.path))
+    steps = fresh.steps("").tolist()
+    at, before = (replace(resolve(fresh, Selection(), {}), step=s) for s in steps[1::-1])
+    monkeypatch.setattr(Run, "picture", picture)
+    for read in next_to(fresh, at, before, "kind", pictures=True):
+        read()
+    assert {"likeness", "linear_probe", "feature_maps"} <= {*asked}
+    asked.clear()
+    found = album(fresh, replace(at, step=steps[2]))
+    assert any(each.picture is not None for each in found.computed)
+    assert asked == []
