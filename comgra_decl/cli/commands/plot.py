@@ -215,7 +215,9 @@ def _drawn(plots: Any, view: View, *, names: list[str], options: dict[str, Any])
         if needed and option not in options:
             raise typer.BadParameter(f"--view {view.value} needs --{_FLAGS.get(option, option)}")
     try:
-        return method(*(names if view is View.KPIS else ()), **options)
+        if view is View.KPIS:
+            return plots.kpis(*names, **options, apart=None)
+        return method(**options)
     except ComgraError:
         raise
     except ValueError as error:  # an argument, such as the smoothing
