@@ -278,7 +278,7 @@ def _tile_axes(drawing: Drawing) -> dict[str, Any]:
         "xticks": [*across.items()],
         "yticks": [*down.items()],
         "xlabel": f"{drawing.each[-1]} in the first row \u00b7 {drawing.across} {wide}",
-        "ylabel": f"first {drawing.each[0]} of the row \u00b7 {drawing.down} {high}",
+        "ylabel": f"first {drawing.each[0]} of the row\n{drawing.down} {high}",
     }
 
 

@@ -866,7 +866,9 @@ class SlotPlots:
         ]
         median = hv.Curve(table, "step", "p50", label="median")
         overlay = bands[0] * bands[1] * styled(median, "Curve", {"color": BLUE})
-        look = {"title": _label(self._slot), "ylabel": "value", "show_legend": True}
+        # Matplotlib's legend leaves out bands
+        named = "value: median, 25% to 75%, 5% to 95%"
+        look = {"title": _label(self._slot), "ylabel": named, "show_legend": True}
         return styled(overlay, "Overlay", look, bokeh={"height": 300})
 
 

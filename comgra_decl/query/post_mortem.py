@@ -237,7 +237,8 @@ def _needs(content: Mapping[str, Any]) -> list[str]:
 
 
 def _memory(content: Mapping[str, Any]) -> list[str]:
-    return [memory_text(content["memory"])] if content["memory"].get("host") is not None else []
+    known = content["memory"].get("host") is not None
+    return [memory_text(content["memory"], past=True)] if known else []
 
 
 def _unused(content: Mapping[str, Any]) -> list[str]:
@@ -320,20 +321,26 @@ def _killed(run: Run) -> Ending | None:
     if len(steps) > 1 and steps[0] > steps[1]:
         lines.append(f"last record: step {steps[0]}")
     if "host" in seen:
-        lines.append(memory_text(seen))
+        lines.append(memory_text(seen, past=True))
     full = seen.get("limit") and seen.get("used", 0) >= _NEARLY * seen["limit"]
     why = ", probably because memory ran out" if full else ""
     return Ending(f"{headline}{why}", [(LAST_SEEN, lines)])
 
 
-def memory_text(memory: Mapping[str, Any]) -> str:
-    """Return one line about memory usage, given facts in bytes."""
-    parts = [f"the process uses {_gb(memory['host'])}"]
+def memory_text(memory: Mapping[str, Any], *, past: bool = False) -> str:
+    """Return one line about memory usage, given facts in bytes.
+
+    Args:
+        memory: the facts.
+        past: whether the process is gone.
+    """
+    uses, are, take = ("used", "were", "took") if past else ("uses", "are", "take")
+    parts = [f"the process {uses} {_gb(memory['host'])}"]
     if memory.get("limit"):
-        parts.append(f"{_gb(memory.get('used', 0))} of {_gb(memory['limit'])} are in use")
+        parts.append(f"{_gb(memory.get('used', 0))} of {_gb(memory['limit'])} {are} in use")
     if memory.get("device") is not None and memory.get("device_total"):
         parts.append(
-            f"tensors take {_gb(memory['device'])} of {_gb(memory['device_total'])} on the device"
+            f"tensors {take} {_gb(memory['device'])} of {_gb(memory['device_total'])} on the device"
         )
     return ", ".join(parts)
 

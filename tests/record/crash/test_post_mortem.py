@@ -9,6 +9,7 @@ import sys
 import traceback
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -694,7 +695,11 @@ def test_a_failed_task_of_a_task_group_is_explained(tmp_path: Path) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(step(model))
 
-    run, _ = failed(tmp_path, lambda: asyncio.run(train(Shaky())))
+    def program() -> None:  # in a thread, because Playwright's loop may run in this one
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: asyncio.run(train(Shaky()))).result()
+
+    run, _ = failed(tmp_path, program)
     found = run.document("post_mortem")
     assert found["module"] == "layer"
     assert [each["type"] for each in found["members"]] == ["RuntimeError"]
