@@ -48,6 +48,9 @@ _DARK = 0.6
 SHORT = "%.3g"
 """Format of the numbers of a colour bar; Matplotlib would write a power of ten over the title."""
 
+_BESIDE = 4
+"""Figures in a row."""
+
 _NUMBERS = 20
 """Largest number of tiles that are numbered along an axis."""
 
@@ -72,6 +75,36 @@ def overlaid(curves: Mapping[Any, hv.Curve], dimension: str) -> hv.NdOverlay:
     overlay = hv.NdOverlay(lines, kdims=[dimension], sort=False)
     overlay = styled(overlay, "Curve", {"color": hv.Cycle(list(LINES))}, bokeh={"height": 300})
     return styled(overlay, "NdOverlay", {"legend_position": "right"}, bokeh={"height": 300})
+
+
+def side_by_side(curves: Mapping[str, hv.Curve]) -> hv.Layout:
+    """Return a small figure with its own axis for each curve, several in a row."""
+    parts = []
+    for title, curve in curves.items():
+        look: dict[str, Any] = {"title": title, "color": BLUE}
+        low, high = curve.range(1)
+        if (
+            low == high and np.isfinite(low) and low
+        ):  # an axis from -1 to 1 would make it look like 0
+            look["ylim"] = min(low / 2, low * 1.5), max(low / 2, low * 1.5)
+        drawn = styled(
+            as_lines(curve.relabel(title)),
+            "Curve",
+            look,
+            bokeh={"width": 320, "height": 220, "responsive": False, "axiswise": True},
+            matplotlib={"axiswise": True, "fontsize": {"title": 9, "labels": 8, "ticks": 7}},
+        )
+        parts.append(drawn)
+    layout = hv.Layout(parts).cols(min(len(parts), _BESIDE))
+    if "matplotlib" in hv.Store.renderers:
+        spaced: dict[str, Any] = {
+            "sublabel_format": "",
+            "fig_size": 90,
+            "vspace": 0.5,
+            "hspace": 0.4,
+        }
+        layout = layout.opts(hv.opts.Layout(**spaced, backend="matplotlib"))
+    return layout.opts(hv.opts.Layout(shared_axes=False, backend="bokeh"))
 
 
 def as_lines(curve: hv.Curve) -> hv.Curve:
@@ -366,7 +399,7 @@ def styled(
     build = getattr(hv.opts, kind)
     more = dict(bokeh or {})
     if "height" in more:
-        more["responsive"] = True
+        more.setdefault("responsive", True)
     hooks = [*look.get("hooks", ()), literal, plain]
     if kind == "Curve" and "hooks" not in look:
         hooks = [_mark_isolated, *hooks]  # options that are set later replace earlier ones
@@ -477,7 +510,7 @@ def _tile_axes(drawing: Drawing) -> dict[str, Any]:
         "xticks": [*across.items()],
         "yticks": [*down.items()],
         "xlabel": f"{drawing.each[-1]} in the first row \u00b7 {drawing.across} {wide}",
-        "ylabel": f"first {drawing.each[0]} of the row \u00b7 {drawing.down} {high}",
+        "ylabel": f"first {drawing.each[0]} of the row\n{drawing.down} {high}",
     }
 
 

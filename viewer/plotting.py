@@ -43,6 +43,7 @@ from comgra_decl.viewer.elements import (
     parallel,
     picture_of,
     points_by,
+    side_by_side,
     stacked,
     styled,
     tokens_joined,
@@ -102,6 +103,9 @@ _PLACES = (np.linspace(0, 1, 128).tolist(), np.linspace(-1, 1, 128).tolist())
 
 _ONE_BY_ONE = {"sample": 1, "unit": 2, "category": 2}
 """Axes of which one entry is drawn if the picture has more axes than this."""
+
+_ALIKE = 30
+"""Largest ratio of the sizes of metrics that share an axis."""
 
 _DPI = 144  # of PNG files
 
@@ -306,7 +310,13 @@ class RunPlots:
         title = f"{statistic} ({of}) at step {at.step}, {ends}"
         return graph_figure(scene, paint, title, values={statistic: values})
 
-    def kpis(self, *names: str, smoothing: float = 0.0, type: str | None = None) -> hv.NdOverlay:
+    def kpis(
+        self,
+        *names: str,
+        smoothing: float = 0.0,
+        type: str | None = None,
+        apart: bool | None = False,
+    ) -> hv.NdOverlay | hv.Layout:
         """Return metrics by step: an overlay of curves of `value`, keyed by `metric`.
 
         Args:
@@ -315,6 +325,9 @@ class RunPlots:
             smoothing: weight of earlier values in an exponential moving average, from 0 (no
                 smoothing) to less than 1.
             type: type of execution; by default, all.
+            apart: whether each metric has a small figure of its own, in a layout. None: if there
+                are more than eight, or if one is over thirty times larger than another, which would
+                be flat beside it.
 
         Raises:
             UnknownNameError: the run has no metric with this name, or no metrics.
@@ -332,6 +345,8 @@ class RunPlots:
         curves = {
             visible(n): _metric(table[table["name"] == n], "value", smoothing) for n in chosen
         }
+        if apart or (apart is None and not _are_alike(curves)):
+            return side_by_side({name: _drawable(curve) for name, curve in curves.items()})
         return _drawable(overlaid(curves, "metric"))
 
     def picture(
@@ -1098,7 +1113,9 @@ class SlotPlots:
         ]
         median = hv.Curve(table, "step", "p50", label="median")
         overlay = bands[0] * bands[1] * styled(median, "Curve", {"color": BLUE})
-        look = {"title": _label(self._slot), "ylabel": "value", "show_legend": True}
+        # Matplotlib's legend leaves out bands
+        named = "value: median, 25% to 75%, 5% to 95%"
+        look = {"title": _label(self._slot), "ylabel": named, "show_legend": True}
         return styled(overlay, "Overlay", look, bokeh={"height": 300})
 
 
@@ -1374,6 +1391,16 @@ def use(backend: str) -> None:
         hv.renderer(backend)
     if chosen in hv.Store.renderers:
         hv.Store.set_current_backend(chosen)
+
+
+def _are_alike(curves: Mapping[str, hv.Curve]) -> bool:
+    """Return whether curves can be told apart, and read, on one axis."""
+    if len(curves) > len(LINES):
+        return False
+    values = [np.abs(curve.dimension_values(1)) for curve in curves.values()]
+    largest = [float(each[np.isfinite(each)].max(initial=0.0)) for each in values]
+    known = [each for each in largest if each > 0]
+    return not known or max(known) <= _ALIKE * min(known)
 
 
 def _metric(table: pd.DataFrame, dimension: str, smoothing: Any, *, x: str = "step") -> hv.Curve:

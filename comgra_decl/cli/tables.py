@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
@@ -52,9 +53,11 @@ def runs_table(runs: Sequence[dict[str, Any]]) -> Table:
     table.add_column("last step", justify="right", no_wrap=True)
     table.add_column("started", no_wrap=True)
     table.add_column("", overflow="fold", style="red")
+    counts = Counter((run["group"], run["name"]) for run in runs)
     for run in runs:
+        alone = counts[run["group"], run["name"]] == 1  # otherwise, the groups are in other folders
         table.add_row(
-            _name(f"{run['group']}/{run['name']}"),
+            _name(f"{run['group']}/{run['name']}" if alone else run["path"]),
             state_text(run["state"]),
             str(run["records"]),
             _or_dash(run["last_step"]),

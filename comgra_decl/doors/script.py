@@ -121,7 +121,8 @@ def require_script(call: Call) -> None:
     script = Path(call.script)
     if not script.exists():
         hint = near_paths(script)
-        if (_COMMANDS / f"{call.script.replace('-', '_')}.py").is_file():
+        name = call.script.replace("-", "_")
+        if any((_COMMANDS / f"{name}{end}.py").is_file() for end in ("", "_")):  # `import_.py`
             hint = f". To run the command of this name, type `comgra-decl {call.script}`"
         raise UsageError(f"script {call.script!r} does not exist{hint}")
     if not os.access(script, os.R_OK):

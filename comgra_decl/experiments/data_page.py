@@ -53,6 +53,9 @@ def _table(drawn: Drawn) -> Iterator[str]:
                 f"{found.low:.4g} to {found.high:.4g}",
                 f"{found.mean:.4g} \u00b1 {found.std:.4g}",
             )
+        if found.nonfinite:
+            count = "all" if found.mean is None else f"{found.nonfinite:,}"
+            numbers = (f"{numbers[0]}, {count} NaN or infinite".removeprefix(", "), numbers[1])
         channels = ", ".join(f"{mean:.3g} \u00b1 {std:.3g}" for mean, std in found.channels)
         cells = (label, shapes, found.dtype, *numbers, channels)
         yield "<tr>" + "".join(f"<td>{html.escape(cell)}" for cell in cells) + "</tr>"

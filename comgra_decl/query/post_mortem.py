@@ -96,7 +96,9 @@ def _failed(content: Mapping[str, Any], run: Run) -> Ending:
     parts = [
         ("What it means", _lesson(content)),
         ("The whole message", _rest(content)),
+        ("Notes", _notes(content["error"])),
         ("Where", _where(content)),
+        ("Errors in the group", _members(content)),
         *_facts(content),
         ("Recorded before it", _before(content, run)),
         ("Stack, innermost last", _stack(content)),
@@ -111,14 +113,13 @@ def _interrupted(content: Mapping[str, Any]) -> bool:
 
 def _headline(content: Mapping[str, Any]) -> str:
     error = content["error"]
-    first = error["message"].strip().splitlines()
     where = _PHASES.get(content["phase"], "")
     module = "" if content["module"] is None else f" of {content['module']}"
     if content["phase"] in ("data", "other"):
         module = ""
     if _interrupted(content):
         return f"the program was interrupted at step {content['step']}, {where}{module}"
-    said = error["type"] + (f": {first[0]}" if first else "")
+    said = _said(error)
     return f"the program failed at step {content['step']}, {where}{module}: {said}"
 
 
@@ -154,8 +155,37 @@ def _where(content: Mapping[str, Any]) -> list[str]:
     if content["calls"]:
         names = (f"{call['node']} ({call['class']})" for call in content["calls"])
         lines.append("module calls in progress: " + " > ".join(names))
-    lines += [f"caused by {e['type']}: {_first_line(e['message'])}" for e in content["because"]]
+    return [*lines, *_reasons(content)]
+
+
+def _reasons(error: Mapping[str, Any]) -> list[str]:
+    """Return what led to an error: its cause, or what the program was handling; and so on."""
+    lines = []
+    for each in error["because"]:
+        how = "while handling" if each.get("how") == "context" else "caused by"
+        lines += [f"{how} {_said(each)}", *(f"  note: {line}" for line in _notes(each))]
     return lines
+
+
+def _notes(error: Mapping[str, Any]) -> list[str]:
+    return [line for note in error.get("notes", ()) for line in note.splitlines() if line.strip()]
+
+
+def _members(content: Mapping[str, Any]) -> list[str]:
+    """Return the errors in a group, those in groups within it, and where each was raised."""
+    lines = []
+    for each in content.get("members", ()):
+        place = each["place"]
+        where = "" if place is None else f", {place['file']}:{place['line']} in {place['function']}"
+        lines.append(f"{each['number']}. {_said(each)}{where}")
+        lines += [f"   {line}" for line in _reasons(each)]
+        lines += [f"   note: {line}" for line in _notes(each)]
+    return [*lines, "and more"] if content.get("more_members") else lines
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    first = _first_line(error["message"])
+    return f"{error['type']}: {first}" if first else str(error["type"])
 
 
 def _first_line(text: str) -> str:
@@ -207,7 +237,8 @@ def _needs(content: Mapping[str, Any]) -> list[str]:
 
 
 def _memory(content: Mapping[str, Any]) -> list[str]:
-    return [memory_text(content["memory"])] if content["memory"].get("host") is not None else []
+    known = content["memory"].get("host") is not None
+    return [memory_text(content["memory"], past=True)] if known else []
 
 
 def _unused(content: Mapping[str, Any]) -> list[str]:
@@ -290,20 +321,26 @@ def _killed(run: Run) -> Ending | None:
     if len(steps) > 1 and steps[0] > steps[1]:
         lines.append(f"last record: step {steps[0]}")
     if "host" in seen:
-        lines.append(memory_text(seen))
+        lines.append(memory_text(seen, past=True))
     full = seen.get("limit") and seen.get("used", 0) >= _NEARLY * seen["limit"]
     why = ", probably because memory ran out" if full else ""
     return Ending(f"{headline}{why}", [(LAST_SEEN, lines)])
 
 
-def memory_text(memory: Mapping[str, Any]) -> str:
-    """Return one line about memory usage, given facts in bytes."""
-    parts = [f"the process uses {_gb(memory['host'])}"]
+def memory_text(memory: Mapping[str, Any], *, past: bool = False) -> str:
+    """Return one line about memory usage, given facts in bytes.
+
+    Args:
+        memory: the facts.
+        past: whether the process is gone.
+    """
+    uses, are, take = ("used", "were", "took") if past else ("uses", "are", "take")
+    parts = [f"the process {uses} {_gb(memory['host'])}"]
     if memory.get("limit"):
-        parts.append(f"{_gb(memory.get('used', 0))} of {_gb(memory['limit'])} are in use")
+        parts.append(f"{_gb(memory.get('used', 0))} of {_gb(memory['limit'])} {are} in use")
     if memory.get("device") is not None and memory.get("device_total"):
         parts.append(
-            f"tensors take {_gb(memory['device'])} of {_gb(memory['device_total'])} on the device"
+            f"tensors {take} {_gb(memory['device'])} of {_gb(memory['device_total'])} on the device"
         )
     return ", ".join(parts)
 

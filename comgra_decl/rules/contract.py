@@ -105,9 +105,8 @@ def breaches(run: Run, contract: Contract) -> list[Breach]:
     found = []
     graph = run.structure_hash()
     if contract.structure is not None and graph != contract.structure:
-        found.append(
-            Breach(f"the graph has changed: its hash is {graph}, not {contract.structure}")
-        )
+        what = "the run has no graph" if graph is None else f"its hash is {graph}"
+        found.append(Breach(f"the graph has changed: {what}, not {contract.structure}"))
     columns = [*_columns(run)]
     found += _missing(columns, contract)
     left = [each for column in columns for each in _departures(column, contract)]

@@ -55,10 +55,21 @@ _TENSOR: Form = {
     "std?": _NUMBER,
     "read?": int,
 }
-_ERROR: Form = {"type": str, "message": str}
+_ERROR: Form = {"type": str, "message": str, "notes?": [str], "how?": str}
 _POST_MORTEM: Form = {
     "error": _ERROR,
     "because": [_ERROR],
+    "members?": [
+        {
+            "number": str,
+            "type": str,
+            "message": str,
+            "notes?": [str],
+            "place": (None, _LINE),
+            "because": [_ERROR],
+        }
+    ],
+    "more_members?": bool,
     "time": _NUMBER,
     "step": int,
     "recorded": bool,

@@ -134,6 +134,19 @@ def test_an_empty_folder_has_no_runs_yet(
     assert "There are no runs in" in capsys.readouterr().out
 
 
+def test_runs_of_equally_named_groups_are_told_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in ("a/crash/one", "b/crash/one", "b/crash/two"):
+        fake = FakeRun(tmp_path / "r" / path, nodes=("head",))
+        fake.write(1)
+        fake.close()
+    monkeypatch.chdir(tmp_path)
+    assert done("ls", "r") == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert listed == {"r/a/crash/one", "r/b/crash/one", "crash/two"}
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert done("--version") == 0
     assert capsys.readouterr().out == f"comgra-decl {comgra.__version__}\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from comgra_decl.doors.script import Call, UsageError, main, parse
+from comgra_decl.doors.script import Call, UsageError, main, parse, require_script
 from comgra_decl.query import list_runs, open_run
 from tests.doors.conftest import FakeSession
 from tests.support.forked import forked
@@ -173,6 +173,12 @@ def test_a_script_that_is_missing_is_said(tmp_path: Path) -> None:
     done = forked(tmp_path, "-m", "comgra_decl", "trian.py")
     assert done.returncode == 2
     assert "script 'trian.py' does not exist" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["batch-mixing", "import", "send"])
+def test_each_command_that_is_typed_in_place_of_a_script_is_pointed_to(command: str) -> None:
+    with pytest.raises(UsageError, match=f"type `comgra-decl {command}`"):
+        require_script(Call(script=command))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import re
 import struct
 import zlib
@@ -164,6 +165,24 @@ def test_values_that_are_not_finite_are_counted_and_left_out() -> None:
     batch = np.array([[1.0, np.nan], [np.inf, 3.0]], np.float32)
     found = summary("x", [batch])
     assert (found.nonfinite, found.low, found.high, found.mean) == (2, 1.0, 3.0, 2.0)
+
+
+def test_the_page_says_how_many_values_are_not_finite() -> None:
+    model = nn.Linear(2, 1)
+    empty, partly = torch.full((4, 2), math.nan), torch.ones(4, 2)
+    partly[0] = math.inf
+
+    def rows(x: Tensor) -> str:
+        def program() -> None:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(4):
+                model(x).sum().backward()
+                optimizer.step()
+
+        return page(drawn_from(program))
+
+    assert "all NaN or infinite" in rows(empty)
+    assert "1 to 1, 4 NaN or infinite" in rows(partly)
 
 
 def test_without_a_loss_function_the_target_is_unknown() -> None:

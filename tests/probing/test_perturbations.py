@@ -294,6 +294,27 @@ def always_active() -> nn.Module:
     return model
 
 
+class OfBatch(nn.Module):
+    """Receives the whole batch, and uses the features in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.layers(batch["x"]).squeeze(1)
+
+
+def labelled(model: nn.Module, **more: Tensor) -> Tensor:
+    x = torch.randn(16, 4)
+    batch = {"x": x, "y": (x.sum(1) > 0).float(), **more}
+    return F.binary_cross_entropy_with_logits(model(batch), batch["y"])
+
+
+def entered(model: nn.Module) -> Tensor:
+    return labelled(model, z=torch.randn(16))
+
+
 CASES: dict[str, Case] = {
     "two layers in parallel": (Heads, of_numbers, set()),
     "a ReLU without an effect on this data": (always_active, positive, set()),
@@ -329,6 +350,8 @@ CASES: dict[str, Case] = {
     "a denoiser": (Noised, denoised, set()),
     "a denoiser without the level": (lambda: Noised(level=False), denoised, {"ignored_input"}),
     "a denoiser without columns": (lambda: Noised(columns=4), denoised, {"ignored_input"}),
+    "a batch with its labels": (OfBatch, labelled, set()),
+    "a batch with another entry": (OfBatch, entered, {"ignored_input"}),
     "two views": (Views, agreement, set()),
     "chosen positions": (Gathered, masked_mean, set()),
     "time first": (Recurrent, time_first, set()),

@@ -220,10 +220,13 @@ def paint_of(
     values = _by_node(_pairs(view, other, at, pass_), graph, at)
     sizes = [abs(row.pair.relative) for row in values.values() if not row.broken]
     limit = float(np.quantile(sizes, 0.9)) if sizes else 0.0
-    limit = limit or max(sizes, default=0.0) or 1e-12
+    largest = max(sizes, default=0.0)
+    limit = limit or largest or 1e-12
     scale = Scale(-limit, limit, diverging=True)
     painted = {box: _paint(members, values, scale) for box, members in boxes}
-    return {box: p for box, p in painted.items() if p is not None}, _legend(at, pass_, limit)
+    return {box: p for box, p in painted.items() if p is not None}, _legend(
+        at, pass_, limit, largest
+    )
 
 
 def _pairs(view: RunView, other: Other, at: Selection, pass_: str) -> list[Ranked | None]:
@@ -301,12 +304,14 @@ def percent(relative: float) -> str:
     return f"+{text}" if relative > 0 else text
 
 
-def _legend(at: Selection, pass_: str, limit: float) -> dict[str, Any]:
+def _legend(at: Selection, pass_: str, limit: float, largest: float) -> dict[str, Any]:
+    """Return the legend; above its ends are the tenth of the tensors that differ the most."""
+    beyond = (" or less", " or more") if largest > limit else ("", "")
     places = np.linspace(-1, 1, len(SCALE))
     return {
         "title": f"difference \u00b7 {pass_label(pass_)} \u00b7 {at.wide.statistic}",
-        "low": percent(-limit),
-        "high": percent(limit),
+        "low": percent(-limit) + beyond[0] if largest else "0%",
+        "high": percent(limit) + beyond[1] if largest else "0%",
         "colors": [signed_colour(float(place)) for place in places],
         "log": False,
         "help": "Difference divided by the mean of the two magnitudes. Orange: larger in this "

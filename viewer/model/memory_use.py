@@ -11,7 +11,7 @@ import pandas as pd
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import OTHER
-from comgra_decl.viewer.model.numbers import number
+from comgra_decl.viewer.model.numbers import in_bytes, span
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.time_use import size_of_box
 from comgra_decl.viewer.palette import BLUE, GREY, LINES, ORANGE, SCALE, colour_at
@@ -130,8 +130,8 @@ def paint_of(
         size = size_of_box(members, sizes)
         if size is not None:
             fill = colour_at(min(size / largest, 1.0))
-            paint[box] = {"fill": fill, "text": f"{number(size, digits=3)} MB", "hatched": False}
-    return paint, _legend(largest)
+            paint[box] = {"fill": fill, "text": in_bytes(size), "hatched": False}
+    return paint, _legend(largest, [int(step) for step in view.run.memory(by="step").index])
 
 
 def _held(view: RunView) -> dict[str, float] | None:
@@ -139,16 +139,17 @@ def _held(view: RunView) -> dict[str, float] | None:
         table = view.run.memory().drop(OTHER, errors="ignore")
     except UnknownNameError:
         return None
-    sums = table[[ACTIVATIONS, *LASTING]].sum(axis=1) / _MB
+    sums = table[[ACTIVATIONS, *LASTING]].sum(axis=1)
     return {str(node): float(size) for node, size in sums.items()}
 
 
-def _legend(largest: float) -> dict[str, Any]:
+def _legend(largest: float, steps: list[int]) -> dict[str, Any]:
     return {
-        "title": "memory held in a step",
-        "low": "0 MB",
-        "high": f"{number(largest, digits=3)} MB",
+        "title": f"memory held in {span(steps)}",
+        "low": "0 B",
+        "high": in_bytes(largest),
         "colors": [colour_at(float(place)) for place in np.linspace(0, 1, len(SCALE))],
         "help": "Saved activations, parameters, gradients and optimizer states of each module, "
-        "including modules within it. The same for all steps.",
+        "including modules within it. The same for all steps: the largest sizes in those in which "
+        "memory was measured.",
     }

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 MISSING = "\u2013"
 """Text for missing values, which are never shown as 0."""
+
+_MOST_LISTED = 4  # steps
 
 _MINUS = "\u2212"
 
@@ -42,6 +45,28 @@ def signed(value: float, *, digits: int = 3) -> str:
     """Return a change with its sign; "0" for no change."""
     text = number(value, digits=digits)
     return f"+{text}" if value > 0 else text
+
+
+def in_bytes(size: float) -> str:
+    """Return a number of bytes with three significant digits, in B, kB, MB, GB or TB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 999.5:
+            return f"{brief(size, digits=3)} {unit}"
+        size /= 1000
+    return f"{brief(size, digits=3)} TB"
+
+
+def span(steps: Sequence[int]) -> str:
+    """Return one or several steps, ascending: "step 4", "steps 4 to 6" or "steps 4, 6, 9"."""
+    first, last = steps[0], steps[-1]
+    if first == last:
+        return f"step {count(first)}"
+    if last - first == len(steps) - 1:
+        return f"steps {count(first)} to {count(last)}"
+    listed = [*steps] if len(steps) <= _MOST_LISTED else [*steps[: _MOST_LISTED - 1], last]
+    texts = [count(step) for step in listed]
+    gap = ["..."] * (len(listed) < len(steps))
+    return f"steps {', '.join([*texts[:-1], *gap, texts[-1]])}"
 
 
 def count(value: int) -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import PROGRAM
-from comgra_decl.viewer.model.numbers import many, number
+from comgra_decl.viewer.model.numbers import many, number, span
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.palette import SCALE, colour_at
 
@@ -95,10 +95,11 @@ def _found(view: RunView) -> tuple[dict[str, float], dict[str, str]] | None:
     except UnknownNameError:
         return None
     times = {str(node): float(time) for node, time in table["forward_ms"].items()}
+    steps = many(table.attrs["steps"], "step")
     return times, {
-        "title": "forward time per step on the host",
-        "help": f"Forward pass of each module, including modules within it: the mean of "
-        f"{many(table.attrs['steps'], 'step')} that were not recorded. The same for all steps.",
+        "title": f"forward time per step on the host, mean of {steps}",
+        "help": f"Forward pass of each module, including modules within it: the mean of {steps} "
+        "that were not recorded. The same for all steps.",
     }
 
 
@@ -110,8 +111,9 @@ def _profiled(view: RunView) -> tuple[dict[str, float], dict[str, str]]:
     nodes = table.index.get_level_values("node")
     modules = table[passes.isin(["forward", "backward", "no_grad"]) & (nodes != PROGRAM)]
     sums = modules[f"{where}_ms"].groupby(level="node").sum()
+    steps = [int(step) for step in view.run.profile(by="step").index]
     return {str(node): float(time) for node, time in sums.items()}, {
-        "title": f"time per step on the {where}",
+        "title": f"time per step on the {where} in {span(steps)}",
         "help": "Forward and backward pass of each module in the profiled steps, including modules "
         "within it. The same for all steps.",
     }

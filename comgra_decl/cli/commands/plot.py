@@ -235,12 +235,12 @@ def _drawn(
     if settings and not several:
         options["setting"] = settings[0]
     _check_options(view, inspect.signature(method).parameters, options)
-    if several:
-        given = [options.pop("kpi"), *settings]
-    else:
-        given = names if view is View.KPIS else []
     try:
-        return method(*given, **options)
+        if view is View.KPIS:
+            return method(*names, **options, apart=None)
+        if several:
+            return method(options.pop("kpi"), *settings, **options)
+        return method(**options)
     except ComgraError:
         raise
     except ValueError as error:  # an argument, such as the smoothing

@@ -63,7 +63,7 @@ def place_of(frame: FrameType) -> str:
 
 def own_attributes(thing: Any) -> dict[str, Any]:
     """Return the attributes of an object without running its code; {} if it has none."""
-    if isinstance(thing, _NO_OBJECTS):
+    if issubclass(type(thing), _NO_OBJECTS):  # not `isinstance`, which wakes lazy proxies
         return {}
     try:  # not by a `__getattribute__` of the program
         own = object.__getattribute__(thing, "__dict__")

@@ -13,6 +13,7 @@ import sysconfig
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice, pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -41,6 +42,9 @@ _LIBRARIES = (
 
 _MOST_FRAMES = 40
 _MOST_CALLS = 16
+_MOST_REASONS = 8  # errors that led to one another
+_MOST_MEMBERS = 24  # errors in groups
+_MOST_NOTES = 16
 _LONGEST = 4000  # characters of a message
 _LONG = 256  # entries of a container that is not searched for tensors
 _LINE = 300  # characters of a line of code
@@ -79,15 +83,19 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
         place: the program's position, as far as tracing knows.
     """
     interrupted = isinstance(error, KeyboardInterrupt)
-    chain = [error] if interrupted else [*_chain(error)]
+    own_chain = [error] if interrupted else [*_chain(error)]
+    members = [] if interrupted else [*islice(_members(error), _MOST_MEMBERS + 1)]
+    chain = [*own_chain, *(each for _, member in members for each in _chain(member))]
     frames = _frames(chain)
     names = Names(place.naming)
     calls = [*_calls(frames, names, reads=not interrupted)][-_MOST_CALLS:]
     phase, outputs = _phase(frames, calls)
     own = _place(frames)
     document: dict[str, Any] = {
-        "error": {"type": type(error).__name__, "message": _message(error)},
-        "because": [{"type": type(e).__name__, "message": _message(e)} for e in chain[1:4]],
+        "error": _told(error),
+        "because": [*_reasons(own_chain)],
+        "members": [_member(number, each) for number, each in members[:_MOST_MEMBERS]],
+        "more_members": len(members) > _MOST_MEMBERS,
         "time": time.time(),
         "step": place.step,
         "recorded": place.recorded,
@@ -126,9 +134,50 @@ def post_mortem(error: BaseException, place: ProgramPlace) -> dict[str, Any]:
     return document
 
 
+def _told(error: BaseException) -> dict[str, Any]:
+    """Return the type, the message and the notes of an error."""
+    told: dict[str, Any] = {"type": type(error).__name__, "message": _message(error)}
+    notes = object.__getattribute__(error, "__dict__").get("__notes__")
+    if isinstance(notes, list):
+        texts = [note for note in notes if type(note) is str]
+        told |= {"notes": [_shortened(text) for text in texts[:_MOST_NOTES]]} if texts else {}
+    return told
+
+
+def _reasons(chain: list[BaseException]) -> Iterator[dict[str, Any]]:
+    """Yield the errors behind the first one, and how each of them led to the one before."""
+    for error, reason in islice(pairwise(chain), _MOST_REASONS):
+        how = "cause" if error.__cause__ is reason else "context"
+        yield _told(reason) | {"how": how}
+
+
+def _members(error: BaseException, number: str = "") -> Iterator[tuple[str, BaseException]]:
+    """Yield the errors in a group, or in groups that caused an error, numbered such as "2.1"."""
+    groups = [each for each in _chain(error) if isinstance(each, BaseExceptionGroup)]
+    count = 0
+    for group in groups:
+        for member in BaseExceptionGroup.exceptions.__get__(group):
+            count += 1
+            yield f"{number}{count}", member
+            yield from _members(member, f"{number}{count}.")
+
+
+def _member(number: str, error: BaseException) -> dict[str, Any]:
+    """Return what a member of a group says, where it was raised, and what led to it."""
+    own = _place([*visits(error.__traceback__)])
+    return _told(error) | {
+        "number": number,
+        "place": None if own is None else _line(own),
+        "because": [*_reasons([*_chain(error)])],
+    }
+
+
 def _message(error: BaseException) -> str:
     """Return the message; of a long one, the beginning, and how much is missing."""
-    text = message_of(error)
+    return _shortened(message_of(error))
+
+
+def _shortened(text: str) -> str:
     if len(text) <= _LONGEST:
         return text
     lines = text[_LONGEST:].count("\n")
@@ -148,7 +197,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _frames(chain: list[BaseException]) -> list[Visit]:
-    """Return the frames of the error, or of the first cause that was raised in a module.
+    """Return the frames of the error, or of the first cause or member raised in a module.
 
     If a `forward` has caught an error of a module that it calls, and has raised another one from
     it, the frames of the cause follow, because they lead to the module that failed.

@@ -40,6 +40,9 @@ class GrowingMemoryParameters(RuleParameters):
     least_mb: Positive = 64.0
     """Largest allowed growth in mebibytes."""
 
+    least_named_mb: Positive = 16.0
+    """The same if tensors of known modules, optimizers or variables explain at least half of it."""
+
     steadiness: Annotated[Number, Field(gt=0, le=1)] = 0.25
     """Smallest growth in any part of the run, relative to the median growth of the parts."""
 
@@ -57,7 +60,9 @@ class GrowingMemory(Rule):
         "The first quarter of all readings of `memory/host` or `memory/device` is left out, and "
         f"the others are divided into {_PARTS} parts. From each part to the next, the mean grows "
         "by at least `steadiness` times the median growth. In total, it grows by more than "
-        "`growth` times the memory after the first quarter, and by more than `least_mb`."
+        "`growth` times the memory after the first quarter, and by more than `least_mb`. If what "
+        "grows is known and its tensors explain at least half of the growth, it only needs to be "
+        "more than `least_named_mb`."
     )
     source = (
         "PyTorch's FAQ on memory names losses that are accumulated with their graphs as the usual "
@@ -104,9 +109,12 @@ class GrowingMemory(Rule):
         if gains.min() <= 0 or gains.min() < limits.steadiness * np.median(gains):
             return None
         gain = parts[-1] - parts[0]
-        if gain < limits.growth * means[start] or gain < limits.least_mb * 2**20:
-            return None
         slope = float(np.polyfit(steps[start:], means[start:], 1)[0])
+        least = max(limits.growth * means[start], limits.least_mb * 2**20)
+        if max(self._sizes.values(), default=0.0) >= slope / 2:
+            least = min(least, limits.least_named_mb * 2**20)
+        if gain < least:
+            return None
         evidence: dict[str, float | str] = {
             "mib_per_step": slope / 2**20,
             "from_mib": float(means[start]) / 2**20,

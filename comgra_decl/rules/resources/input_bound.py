@@ -77,6 +77,7 @@ class InputBound(Rule):
             data, step = (float(middle(self._times[name])) for name in (_DATA, _STEP))
             step = max(step, data)  # the two are means over different steps
             shares.append((data / step if step > 0 else 0.0, data, step))
+        others = min(shares)
         share, data, step = max(shares)
         if share <= self.parameters.share or 1000 * data <= self.parameters.least_ms:
             return []
@@ -85,10 +86,21 @@ class InputBound(Rule):
                 scene,
                 first_step=self._first,
                 message=f"Training waits for data: of the {1000 * step:.3g} ms of a step, "
-                f"{1000 * data:.3g} ms ({share:.0%}) pass before the model is called.",
+                f"{1000 * data:.3g} ms ({share:.0%}) pass before the model is called."
+                + self._uneven(share == shares[0][0], others),
                 evidence={"share": share, "data_ms": 1000 * data, "step_ms": 1000 * step},
             )
         ]
+
+    def _uneven(self, in_the_mean: bool, others: tuple[float, float, float]) -> str:
+        """Return a sentence if only the mean or only the median is above the limits."""
+        share, data, step = others
+        if share > self.parameters.share and 1000 * data > self.parameters.least_ms:
+            return ""
+        numbers = f"{1000 * data:.3g} of {1000 * step:.3g} ms ({share:.0%})"
+        if in_the_mean:
+            return f" This is the mean, in which single long waits count; the median is {numbers}."
+        return f" This is the median; the mean, in which single long steps count, is {numbers}."
 
     def missing(self, scene: Scene) -> str | None:
         """Return the reason why the times could not be checked, or None."""

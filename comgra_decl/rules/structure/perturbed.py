@@ -135,7 +135,9 @@ class IgnoredInput(ExperimentRule):
         "exchanged between samples, no output changes. The same is checked for each column of a "
         "table with 3 to 64 columns. A copy of the model from step "
         f"{_TRAINED} or later is used, because new layers may begin without effect. Only a hint if "
-        "it concerns columns, because a model may look at a part of a window on purpose."
+        "it concerns columns, because a model may look at a part of a window on purpose. Arguments "
+        "from which a loss is computed directly are left out: in some programs, the model receives "
+        "the whole batch with its labels."
     )
     source = "Interventions on inputs, as in permutation importance (Breiman, 2001)."
     advice = (
@@ -147,6 +149,7 @@ class IgnoredInput(ExperimentRule):
         """Return a finding about the first model with such arguments."""
         for found in self.perturbations(scene):
             names = [str(name) for name in found.get("ignored") or ()]
+            names = [name for name in names if name.partition("[:, ")[0] not in _in_losses(scene)]
             if not names or int(found["step"]) < _TRAINED:
                 continue
             shown = ", ".join(names[:_LISTED]) + (", ..." if len(names) > _LISTED else "")
@@ -164,6 +167,18 @@ class IgnoredInput(ExperimentRule):
                 )
             ]
         return []
+
+
+def _in_losses(scene: Scene) -> set[str]:
+    """Return the arguments of models, such as "[0].y", from which losses are computed directly."""
+    infos = scene.table.infos
+    return {
+        infos[source].key.role.removeprefix("input")
+        for sink, sources in sources_of(scene).items()
+        if infos[sink].kind == "loss"
+        for source in sources
+        if infos[source].kind == "input"
+    }
 
 
 class OrderIgnored(ExperimentRule):

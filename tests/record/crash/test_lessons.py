@@ -101,9 +101,10 @@ def test_messages_that_need_other_machines_are_known(message: str, name: str) ->
 def test_the_numbers_of_the_message_appear_in_the_translation() -> None:
     lesson = examined(IN_A_MODULE["matmul_shapes"])["lesson"]
     assert lesson["meaning"] == (
-        "The input has 8 features in its last dimension, but the weight expects 6."
+        "The first matrix has 8 columns and the second one 6 rows. In a layer, the input has 8 "
+        "features in its last dimension, but the weight expects 6."
     )
-    assert lesson["decides"] == ["inputs", "parameters"]
+    assert lesson["decides"] == ["inputs", "parameters", "variables"]
 
 
 def test_an_unknown_error_has_facts_but_no_translation() -> None:
@@ -127,6 +128,7 @@ def test_the_cause_of_an_error_is_translated_if_the_error_itself_is_unknown() ->
 
     found = examined(wrapped)
     assert found["error"] == {"type": "ValueError", "message": "the run failed"}
-    assert found["because"] == [{"type": "IndexError", "message": "index out of range in self"}]
+    reason = {"type": "IndexError", "message": "index out of range in self", "how": "cause"}
+    assert found["because"] == [reason]
     assert found["lesson"]["name"] == "embedding_index"
     assert found["module"] == "body.1"

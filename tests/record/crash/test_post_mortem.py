@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import statistics
 import sys
 import traceback
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -618,6 +620,126 @@ def test_an_error_while_handling_another_one_stays_where_it_was_raised(tmp_path:
     assert found["module"] == "then"
 
 
+class Shaky(nn.Module):
+    """Fails if its input has another number of features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.layer(x)
+
+
+def parse(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise KeyError("no number")  # noqa: B904
+
+
+def grouped(model: nn.Module) -> None:
+    """Raise a group that contains a group, a failed module, causes and notes."""
+    errors: list[Exception] = []
+    for attempt in (lambda: parse("seven"), lambda: model(torch.ones(3, 5))):
+        try:
+            attempt()
+        except Exception as error:  # noqa: BLE001
+            error.add_note(f"attempt {len(errors)}")
+            errors.append(error)
+    inner = ExceptionGroup("two attempts", errors)
+    outer = ExceptionGroup("all", [TypeError("first"), inner])
+    outer.add_note("shard 3\nof 8")
+    raise outer
+
+
+def test_the_errors_in_a_group_are_listed_and_lead_to_the_module_that_failed(
+    tmp_path: Path,
+) -> None:
+    run, _ = failed(tmp_path, lambda: grouped(nn.Sequential(nn.Tanh(), Shaky())))
+    found = run.document("post_mortem")
+    assert [(each["number"], each["type"]) for each in found["members"]] == [
+        ("1", "TypeError"),
+        ("2", "ExceptionGroup"),
+        ("2.1", "KeyError"),
+        ("2.2", "RuntimeError"),
+    ]
+    assert found["module"] == "1.layer"
+    assert found["lesson"]["name"] == "matmul_shapes"
+    assert run.ending is not None
+    assert run.ending.headline.endswith("ExceptionGroup: all (2 sub-exceptions)")
+    parts = dict(run.ending.parts)
+    assert parts["Notes"] == ["shard 3", "of 8"]
+    lines = parts["Errors in the group"]
+    assert lines[:2] == [
+        "1. TypeError: first",
+        "2. ExceptionGroup: two attempts (2 sub-exceptions)",
+    ]
+    assert lines[2].startswith("2.1. KeyError: 'no number', ")
+    assert lines[2].endswith(" in parse")
+    assert lines[3:5] == [
+        "   while handling ValueError: invalid literal for int() with base 10: 'seven'",
+        "   note: attempt 0",
+    ]
+    assert lines[5].startswith("2.2. RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert lines[5].endswith(" in Shaky.forward")
+    assert lines[6:] == ["   note: attempt 1"]
+
+
+def test_a_failed_task_of_a_task_group_is_explained(tmp_path: Path) -> None:
+    async def step(model: nn.Module) -> None:
+        await asyncio.sleep(0)
+        model(torch.ones(3, 5))
+
+    async def train(model: nn.Module) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(step(model))
+
+    def program() -> None:  # in a thread, because Playwright's loop may run in this one
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: asyncio.run(train(Shaky()))).result()
+
+    run, _ = failed(tmp_path, program)
+    found = run.document("post_mortem")
+    assert found["module"] == "layer"
+    assert [each["type"] for each in found["members"]] == ["RuntimeError"]
+    assert found["place"]["text"] == "return self.layer(x)"
+
+
+def test_causes_contexts_and_their_notes_are_told_apart(tmp_path: Path) -> None:
+    def program() -> None:
+        nn.Linear(2, 1)(torch.ones(3, 2))
+        try:
+            try:
+                parse("seven")
+            except KeyError as error:
+                error.add_note("in line 4")
+                raise OSError("unreadable") from error
+        except OSError:
+            raise ValueError("no data")  # noqa: B904
+
+    run, _ = failed(tmp_path, program)
+    assert run.ending is not None
+    assert dict(run.ending.parts)["Where"][2:] == [
+        "while handling OSError: unreadable",
+        "caused by KeyError: 'no number'",
+        "  note: in line 4",
+        "while handling ValueError: invalid literal for int() with base 10: 'seven'",
+    ]
+
+
+def test_of_many_errors_in_a_group_the_first_are_listed(tmp_path: Path) -> None:
+    def program() -> None:
+        nn.Linear(2, 1)(torch.ones(3, 2))
+        raise ExceptionGroup("many", [ValueError(number) for number in range(100)])
+
+    run, _ = failed(tmp_path, program)
+    assert run.ending is not None
+    lines = dict(run.ending.parts)["Errors in the group"]
+    assert lines[-2:] == ["24. ValueError: 23", "and more"]
+    assert len(lines) == 25
+
+
 # -- the ring ----------------------------------------------------------------------------------
 
 
@@ -708,7 +830,8 @@ def test_parameters_that_ddp_lists_by_number_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [{"step": "3"}, {"calls": [{"node": "x"}]}, {"lesson": {"name": "x"}}, {"stack": [3]},
-     {"parameters": [{"name": "w", "shape": ["4"]}]}, {"memory": {"host": "much"}}],
+     {"parameters": [{"name": "w", "shape": ["4"]}]}, {"members": [{"number": 1}]},
+     {"memory": {"host": "much"}}],
     ids=lambda change: next(iter(change)),
 )  # fmt: skip
 def test_a_forged_post_mortem_is_rejected(

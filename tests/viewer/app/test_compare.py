@@ -191,6 +191,28 @@ def test_settings_that_differ_are_listed(catalogue: Catalogue) -> None:
     assert settings_of(view, Other("", view, 0)) == []
 
 
+@pytest.mark.usefixtures("pair")
+def test_the_scale_of_differences_says_what_is_beyond_it(catalogue: Catalogue) -> None:
+    def legend(other: str) -> Any:
+        query = f"?run=first&section=compare&other={other}&other_step=4&step=4"
+        query += "&stat=std&colour=difference"
+        graph: Any = Dashboard(catalogue, query=query).screen.graph.view
+        return graph.legend
+
+    def read(text: str) -> float:
+        return float(text.split("%")[0].replace("\u2212", "-"))
+
+    told = legend("second")
+    assert read(told["low"]) == -read(told["high"]) < 0
+    graph: Any = Dashboard(
+        catalogue, query="?run=first&section=compare&other=second&step=4&stat=std&colour=difference"
+    ).screen.graph.view
+    largest = max(abs(read(paint["text"])) for paint in graph.heat.values())
+    assert told["high"].endswith(" or more") is (largest > read(told["high"]))
+    same = legend("first")
+    assert (same["low"], same["high"]) == ("0%", "0%")
+
+
 def test_the_dashboard_compares(catalogue: Catalogue, pair: tuple[FakeRun, FakeRun]) -> None:
     query = "?run=first&section=compare&other=second&step=4&node=embed&stat=std&colour=difference"
     dashboard = Dashboard(catalogue, query=query)

@@ -13,7 +13,6 @@ from comgra_decl.query import open_run
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.memory_use import memory_moments
-from comgra_decl.viewer.model.numbers import number
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.page import create_page
 from comgra_decl.viewer.palette import colour_at
@@ -37,13 +36,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_boxes_show_what_their_module_holds(folder: Path) -> None:
     dashboard = Dashboard(Catalogue(folder), query="?section=inspect&colour=memory")
-    view, held = dashboard.screen.graph.view, open_run(folder).memory()[HELD].sum(axis=1) / 1e6
+    view, held = dashboard.screen.graph.view, open_run(folder).memory()[HELD].sum(axis=1)
     assert dashboard.state.colour == "memory"
     heat, legend = view.heat or {}, view.legend or {}
     for node in ("first", "head"):
-        assert heat[node]["text"] == f"{number(held[node], digits=3)} MB"
+        assert heat[node]["text"] == f"{held[node] / 1000:.3g} kB"
         assert heat[node]["fill"] == colour_at(held[node] / held["Net"])
-    assert legend["high"] == f"{number(held['Net'], digits=3)} MB"
+    assert legend["high"] == f"{held['Net'] / 1000:.3g} kB"
+    assert legend["title"] == "memory held in steps 4 to 6"
 
 
 def test_gradients_grow_while_activations_are_released(folder: Path) -> None:

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comgra_decl.viewer.model.numbers import brief, count, duration, number, shape, signed
+from comgra_decl.viewer.model.numbers import (
+    brief,
+    count,
+    duration,
+    in_bytes,
+    number,
+    shape,
+    signed,
+    span,
+)
 
 MINUS = "\u2212"
 
@@ -68,3 +77,21 @@ def test_other_quantities() -> None:
     assert duration(3.25) == "3.25 s"
     assert duration(600) == "10 min 0 s"
     assert duration(9000) == "2 h 30 min"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (12, "12 B"), (999, "999 B"), (4230, "4.23 kB"), (999_600, "1 MB"),
+     (47_200_000, "47.2 MB"), (2.5e9, "2.5 GB"), (3e15, "3000 TB")],
+)  # fmt: skip
+def test_sizes_have_the_unit_in_which_they_are_short(size: float, text: str) -> None:
+    assert in_bytes(size) == text
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [([3], "step 3"), ([3, 4, 5], "steps 3 to 5"), ([3, 5], "steps 3, 5"),
+     ([1, 3, 5, 7, 9], "steps 1, 3, 5, ..., 9")],
+)  # fmt: skip
+def test_steps_that_follow_each_other_are_named_by_their_ends(steps: list[int], text: str) -> None:
+    assert span(steps) == text

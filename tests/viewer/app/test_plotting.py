@@ -404,6 +404,34 @@ def test_the_metrics_are_an_overlay_of_curves(run: Run) -> None:
     assert list(one.keys()) == ["loss"]
 
 
+def test_metrics_of_other_sizes_get_figures_of_their_own_if_asked(tmp_path: Path) -> None:
+    numbers = {"loss": [2.0, 1.0], "error": [0.5, 0.2], "tokens": [6e8, 7e8], "rate": [1e-3, 1e-3]}
+
+    class Sized(FakeRun):
+        def _kpis(self, slots: Any, tensors: Any, step: int) -> dict[str, float]:
+            return {name: values[step] for name, values in numbers.items()}
+
+    fake = Sized(tmp_path / "g" / "run")
+    fake.write(2, evals=False)
+    fake.close()
+    plots = plotted(open_run(fake.path))
+    together = plots.kpis("loss", "error", apart=None)
+    assert isinstance(together, hv.NdOverlay)
+    assert isinstance(plots.kpis(), hv.NdOverlay)
+    layout = plots.kpis(apart=None)
+    assert isinstance(layout, hv.Layout)
+    drawn = {str(part.label): part.dimension_values("value").tolist() for part in layout}
+    assert drawn == numbers
+    heights = {}
+    for part in layout:
+        figure = hv.render(part, backend="bokeh")
+        heights[part.label] = figure.y_range.start, figure.y_range.end
+    assert heights["rate"] == pytest.approx((0.5e-3, 1.5e-3))
+    assert all(low < min(numbers[name]) for name, (low, _) in heights.items())
+    highest = {name: high / max(numbers[name]) for name, (_, high) in heights.items()}
+    assert all(1 < ratio < 2 for ratio in highest.values())
+
+
 def test_smoothing_is_the_debiased_moving_average_of_tensorboard(run: Run) -> None:
     raw = plotted(run).kpis("loss")["loss"].dframe()["value"].to_numpy()
     found = plotted(run).kpis("loss", smoothing=0.6)["loss"].dframe()["value"].to_numpy()

@@ -46,7 +46,7 @@ def test_boxes_show_the_time_of_their_module(folder: Path) -> None:
     assert {"first", "head"} <= {*heat}
     for node in ("first", "head"):
         assert heat[node]["text"] == f"{number(float(table[node]))} ms"
-    assert legend["title"] == "time per step on the host"
+    assert legend["title"] == f"time per step on the host in steps {FIRST} to {LAST}"
     assert legend["high"] == f"{number(float(table['Net']), digits=3)} ms"
     longest = max(("first", "head"), key=lambda node: table[node])
     assert heat[longest]["fill"] == colour_at(float(table[longest] / table["Net"]))
@@ -85,7 +85,7 @@ def test_without_a_profile_boxes_show_the_forward_time(
     heat, legend = (dashboard.screen.graph.view.heat or {}, dashboard.screen.graph.view.legend)
     assert heat["first"]["text"] == f"{number(float(times['first']))} ms"
     assert legend is not None
-    assert legend["title"] == "forward time per step on the host"
+    assert legend["title"] == "forward time per step on the host, mean of 1 step"
 
 
 PHASES = ["data", "forward", "backward", "optimizer", "other"]
