@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 _STATM = Path("/proc/self/statm")
-_CGROUPS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (
-        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
-        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ),
-)
+_GROUPS, _MOUNT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_FILES = {
+    "": (".", "memory.max", "memory.current"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+"""By the controllers of a line in `_GROUPS` (control groups of version 2 or 1): the folder below
+`_MOUNT`, and the files with the limit and the use."""
+
 _UNLIMITED = 1 << 60
 
 
@@ -87,19 +89,44 @@ def memory_limit() -> dict[str, Any]:
 
 
 def _limit() -> dict[str, int]:
-    for limit, used in _CGROUPS:
-        try:
-            most = limit.read_text().strip()
-            if most.isdigit() and int(most) < _UNLIMITED:
-                return {"limit": int(most), "used": int(used.read_text())}
-        except (OSError, ValueError):
-            continue
+    """Return the limit of the control groups that leaves the least room, or that of the machine.
+
+    A batch system may limit any group around that of the process.
+    """
+    found = [each for folder, *files in _own_groups() if (each := _read(folder, *files))]
+    if found:
+        return min(found, key=lambda each: each["limit"] - each["used"])
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
         return {"limit": sizes["MemTotal"], "used": sizes["MemTotal"] - sizes["MemAvailable"]}
     except (OSError, ValueError, KeyError, IndexError):
         return {}
+
+
+def _own_groups() -> Iterator[tuple[Path, str, str]]:
+    """Yield the folders of the groups that contain this process, and the names of their files."""
+    try:
+        lines = _GROUPS.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        for controller in _FILES.keys() & {*controllers.split(",")}:
+            base, *files = _FILES[controller]
+            parts = PurePosixPath(path).parts[1:]
+            for depth in range(len(parts) + 1):  # in a container, only the outermost may be there
+                yield _MOUNT.joinpath(base, *parts[:depth]), files[0], files[1]
+
+
+def _read(folder: Path, limit: str, used: str) -> dict[str, int] | None:
+    try:
+        most = (folder / limit).read_text().strip()
+        if most.isdigit() and int(most) < _UNLIMITED:
+            return {"limit": int(most), "used": int((folder / used).read_text())}
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 def _device() -> dict[str, int]:

@@ -10,12 +10,13 @@ import logging
 import math
 import os
 import shutil
+import signal
 import threading
 import time
 import tracemalloc
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ from comgra_decl.store import RunWriter, reader
 from comgra_decl.store.last_seen import FILE, last_seen, last_writer, write_last_seen
 from tests.rules.tape import Tape
 from tests.support.fake_run import FakeRun
-from tests.support.forked import Program
+from tests.support.forked import PATIENCE, Program
 
 AROUND = {
     "growing_memory", "input_bound", "stalled_step", "step_time_jump", "host_device_copies",
@@ -1241,3 +1242,77 @@ def test_a_nearly_full_memory_is_named_as_the_probable_reason(tmp_path: Path) ->
     ending = Stopped(run.path).ending
     assert ending is not None
     assert ending.headline.endswith("at or after step 70, probably because memory ran out")
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "limit", "used"),
+    [
+        ("0::", "", "memory.max", "memory.current"),
+        ("7:cpu,memory:", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ],
+)
+def test_the_limit_is_that_of_the_group_around_the_process_with_the_least_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, folder: str, limit: str, used: str
+) -> None:
+    groups = {"": ("max", 90), "job": ("50", 30), "job/step": ("40", 5), "job/step/task": ("60", 5)}
+    for name, (most, now) in groups.items():
+        place = tmp_path / folder / name
+        place.mkdir(parents=True, exist_ok=True)
+        (place / limit).write_text(f"{most}\n")
+        (place / used).write_text(f"{now}\n")
+    (tmp_path / "own").write_text(f"3:freezer:/elsewhere\n{line}/job/step/task/gone\n")
+    monkeypatch.setattr(memory_use, "_MOUNT", tmp_path)
+    monkeypatch.setattr(memory_use, "_GROUPS", tmp_path / "own")
+    facts = memory_use.memory_limit()
+    assert (facts["limit"], facts["used"]) == (50, 30)
+    (tmp_path / "own").write_text("")
+    assert memory_use.memory_limit()["limit"] > 1 << 20, "that of the machine"
+
+
+@pytest.fixture
+def group() -> Iterator[Path]:
+    """A control group that may use 600 MB of memory, and whose processes the kernel then kills."""
+    first = Path("/sys/fs/cgroup/memory")
+    old = first.is_dir()
+    made = (first if old else first.parent) / f"comgra-test-{os.getpid()}"
+    limits = {"memory.limit_in_bytes": 6 * 10**8, "memory.swappiness": 0}
+    try:
+        made.mkdir()
+        for name, value in (
+            limits if old else {"memory.max": 6 * 10**8, "memory.swap.max": 0}
+        ).items():
+            (made / name).write_text(str(value))
+    except OSError:
+        with suppress(OSError):
+            made.rmdir()
+        pytest.skip("this process must not create control groups")
+    yield made
+    until = time.monotonic() + PATIENCE
+    while made.is_dir():  # until the kernel has removed the process
+        with suppress(OSError):
+            made.rmdir()
+        assert time.monotonic() < until
+
+
+OUT_OF_MEMORY = TRAINING.replace(
+    "    while True:\n",
+    """    import os, pathlib, sys
+    pathlib.Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+    kept = []
+    while True:
+        kept.append(torch.ones(1 << 18))
+""",
+)
+
+
+@pytest.mark.slow
+def test_of_a_process_that_the_kernel_kills_for_its_memory_the_reason_is_known(
+    tmp_path: Path, group: Path
+) -> None:
+    program = Program(tmp_path, "-c", OUT_OF_MEMORY, str(group))
+    assert program.ended().returncode == -signal.SIGKILL
+    run = comgra.open_run(tmp_path / "runs" / "g" / "n")
+    ending = run.ending
+    assert ending is not None
+    assert ending.headline.endswith("probably because memory ran out")
+    assert any("of 0.56 GiB were in use" in line for line in ending.parts[0][1])
