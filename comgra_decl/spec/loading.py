@@ -127,7 +127,8 @@ def _resolved(config: DictConfig) -> tuple[dict[Any, Any], list[str]]:
         try:
             content = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
-            key = (error.full_key or "").removeprefix(f"{prefix}.")
+            whole: object = error.full_key  # a number, if that is the key of the whole entry
+            key = ("" if whole is None else str(whole)).removeprefix(f"{prefix}.")
             problems.append(f"comgra.{key}: {_first_line(error)}")
             # Remove the entry, so that other problems can be found too.
             if not _taken_out(config, key.partition("[")[0]):

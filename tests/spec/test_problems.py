@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -307,6 +307,7 @@ CHANGES = st.lists(st.text(max_size=8) | st.from_regex(r"~?[a-z.\[~+${]{1,9}=?.{
     source=VALUES | st.dictionaries(st.sampled_from([*Spec.model_fields]), VALUES, min_size=1),
     overrides=st.just(()) | CHANGES | VALUES,
 )
+@example(source={1: {"": "${0}"}}, overrides=())
 def test_whatever_is_given_as_a_spec_only_ever_is_a_wrong_spec(
     load: Callable[..., Spec], source: Any, overrides: Any
 ) -> None:
