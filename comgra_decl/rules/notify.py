@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from email.message import EmailMessage
+from email.utils import formatdate, make_msgid
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,9 @@ _WAITING = 100
 
 _PAUSE = 1.0
 """Seconds before the first retry; each further pause is twice as long."""
+
+_REJECTED = 500
+"""From this code on, a mail server's answer is final (RFC 5321, 4.2.1)."""
 
 _TRY_AGAIN = (408, 429)
 """Client errors of HTTP that may pass."""
@@ -165,7 +169,11 @@ def _is_final(error: Exception) -> bool:
     """Return whether a receiver has rejected a message for good."""
     if isinstance(error, urllib.error.HTTPError):
         return 400 <= error.code < 500 and error.code not in _TRY_AGAIN
-    return isinstance(error, smtplib.SMTPAuthenticationError | smtplib.SMTPNotSupportedError)
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        return all(code >= _REJECTED for code, _ in error.recipients.values())
+    if isinstance(error, smtplib.SMTPResponseException):
+        return error.smtp_code >= _REJECTED
+    return isinstance(error, smtplib.SMTPNotSupportedError)
 
 
 def text_of(content: dict[str, Any]) -> tuple[str, str]:
@@ -197,6 +205,7 @@ def _mail(spec: EmailSpec, content: dict[str, Any], *, timeout: float) -> None:
     title, text = text_of(content)
     message["Subject"] = " ".join(f"comgra_decl: {title}".split())
     message["From"], message["To"] = spec.from_, spec.to
+    message["Date"], message["Message-ID"] = formatdate(), make_msgid()
     message.set_content(text)
     with smtplib.SMTP(spec.host, spec.port, timeout=timeout) as server:
         if spec.starttls:

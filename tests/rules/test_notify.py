@@ -66,9 +66,13 @@ def serving(server: socketserver.TCPServer) -> Iterator[int]:
 
 
 @contextmanager
-def mail() -> Iterator[tuple[int, list[str]]]:
-    """Yield the port of an SMTP server, and the messages that it received."""
+def mail(*answers: bytes) -> Iterator[tuple[int, list[str]]]:
+    """Yield the port of an SMTP server, and the messages that it received.
+
+    It answers the first messages as given, and accepts all others.
+    """
     got: list[str] = []
+    left = [*answers]
 
     class Session(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -80,6 +84,9 @@ def mail() -> Iterator[tuple[int, list[str]]]:
                     while (line := self.rfile.readline()) != b".\r\n":
                         lines.append(line)
                     got.append(b"".join(lines).decode())
+                    if left:
+                        self.wfile.write(left.pop(0) + b"\r\n")
+                        continue
                 self.wfile.write(
                     b"221 bye\r\n" if line.upper().startswith(b"QUIT") else b"250 ok\r\n"
                 )
@@ -117,6 +124,18 @@ def test_what_is_rejected_is_not_sent_again() -> None:
     with web(404) as (url, got):
         sent(NotifySpec(url=url))
     assert len(got) == 1
+
+
+@pytest.mark.parametrize("answer", [b"550 no such user", b"535 who are you"])
+def test_a_mail_that_is_rejected_is_not_sent_again_and_one_that_is_put_off_is(
+    answer: bytes,
+) -> None:
+    for first, tries in ((answer, 1), (b"451 try again", 2)):
+        with mail(first) as (port, got):
+            place = {"host": "127.0.0.1", "port": port, "to": "a@b.c", "starttls": False}
+            sent(NotifySpec.model_validate({"email": place}))
+        assert len(got) == tries
+        assert "\nDate: " in got[0]
 
 
 def test_the_end_waits_no_longer_than_stated(caplog: pytest.LogCaptureFixture) -> None:
