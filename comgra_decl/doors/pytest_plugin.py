@@ -97,10 +97,10 @@ class Traced:
                 )
         diagnosis = diagnose(self.run)
         if not diagnosis.records:
-            pytest.fail("no training step was recorded, so no rule has checked any", pytrace=False)
+            raise AssertionError("no training step was recorded, so no rule has checked any")
         if diagnosis.incomplete:
             damage = "; ".join(diagnosis.damage)
-            pytest.fail(f"the rules could not read all records: {damage}", pytrace=False)
+            raise AssertionError(f"the rules could not read all records: {damage}")
         serious = SEVERITIES[: SEVERITIES.index(severity) + 1]
         _fail_with(
             f"{each.severity} {each.rule} at step {each.first_step}: {each.message}"
@@ -127,7 +127,7 @@ def _fail_with(problems: Iterable[str]) -> None:
     lines = [*problems]
     if lines:
         more = [f"and {len(lines) - _SHOWN} more"] * (len(lines) > _SHOWN)
-        pytest.fail("\n".join([*lines[:_SHOWN], *more]), pytrace=False)
+        raise AssertionError("\n".join([*lines[:_SHOWN], *more]))
 
 
 @pytest.fixture

@@ -469,7 +469,7 @@ def test_what_a_method_cannot_have_is_refused() -> None:
     saliency = {"why": {"method": "saliency"}}
     with pytest.raises(CallError, match=r"interventions \(why\) belong to one call"):
         comgra.look(model, tokens, call="generate", pictures=saliency)
-    with pytest.raises(CallError, match=r"pictures \(why, read, lens\) belong to one call"):
+    with pytest.raises(CallError, match=r"interventions \(why, read, lens\) belong to one call"):
         comgra.look(model, tokens, spec="language", call="generate")
     zero = {"select": "embed", "do": "zero"}
     with pytest.raises(CallError, match="pictures and interventions are made of the unchanged"):
