@@ -140,9 +140,11 @@ def banded(curves: Mapping[str, pd.DataFrame], value: str, title: str) -> hv.Ove
             )
         curve = as_lines(hv.Curve(table, "step", [value, "error"], label=label))
         lines.append(styled(curve, "Curve", {"color": colour}))
-    look = {"title": title, "ylabel": value, "show_legend": len(lines) > 1}
+    look = {
+        "title": title, "ylabel": value, "show_legend": len(lines) > 1, "legend_position": "right",
+    }  # fmt: skip
     whole = hv.Overlay([*bands, *lines])
-    return styled(whole, "Overlay", look, bokeh={"height": 300, "legend_position": "right"})
+    return styled(whole, "Overlay", look, bokeh={"height": 300})
 
 
 def stacked(
@@ -335,7 +337,9 @@ def worded(cells: hv.QuadMesh, words: Sequence[Sequence[str]], title: str) -> hv
         bokeh={"text_font_size": "11px", "text_color": "colour"},
         matplotlib={"size": 8.5, "color": "colour"},
     )  # fmt: skip
-    wide = sum(max(map(text_width, column)) + 12 for column in zip(*words, strict=True))
+    below = cells.dimension_values(4, flat=False)[0]  # the names of the columns
+    columns = zip(zip(*words, strict=True), below, strict=True)
+    wide = sum(max(map(text_width, [*column, str(name)])) + 12 for column, name in columns)
     high = max(200, min(22 * len(words) + 100, HIGHEST))
     look = {"title": title, "invert_yaxis": True}
     return styled(
@@ -377,6 +381,11 @@ def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
     else:
         colour = plot.handles["artist"].get_color()
         plot.handles["axis"].plot(x[alone], y[alone], "o", markersize=4, color=colour)
+
+
+def cut(text: str, most: int = 60) -> str:
+    """Return the end of a name that is too long for a title or an axis."""
+    return text if len(text) <= most else f"\u2026{text[1 - most :]}"
 
 
 def styled(
@@ -715,7 +724,7 @@ def distributions_of(
         matplotlib={"s": 8},
     )  # fmt: skip
     apart = -(-len(names) // _NAMED)
-    short = [name if len(name) <= _LONGEST else f"\u2026{name[1 - _LONGEST :]}" for name in names]
+    short = [cut(name, _LONGEST) for name in names]
     scale = scale_of(values[known])
     look: dict[str, Any] = {
         "title": label, "xlabel": "", "ylabel": statistic, "show_legend": False,

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import holoviews as hv
+import numpy as np
 from bokeh.models import HoverTool
 
 from comgra_decl.viewer.elements import literal, styled
@@ -24,6 +25,8 @@ _TITLE = 30
 
 _UNKNOWN = "#8a93a626"
 """The fill of boxes without a value."""
+
+_MANY = 500  # edges
 
 _CORNERS = ["x", "y", "right", "bottom"]
 
@@ -98,6 +101,9 @@ def _edges(scene: Scene, flow: Sequence[Mapping[str, Any]]) -> hv.Overlay:
 
 
 def _path(lines: Sequence[Any], colour: str, width: float, dash: str) -> hv.Path:
+    if len(lines) > _MANY:  # HoloViews needs a millisecond for each element of a list
+        gap = np.full((1, 2), np.nan)
+        lines = [np.concatenate([part for line in lines for part in (np.asarray(line), gap)])]
     return styled(
         hv.Path(lines, kdims=["x", "y"]), "Path", {"color": colour},
         bokeh={"line_width": width, "line_dash": dash},

@@ -35,6 +35,7 @@ from comgra_decl.viewer.elements import (
     banded,
     bars_against_diagonal,
     cells_of,
+    cut,
     distributions_of,
     edges_of,
     heads_of,
@@ -106,6 +107,8 @@ _ONE_BY_ONE = {"sample": 1, "unit": 2, "category": 2}
 
 _ALIKE = 30
 """Largest ratio of the sizes of metrics that share an axis."""
+
+_FEW_STEPS = 12  # each has a tick
 
 _DPI = 144  # of PNG files
 
@@ -194,10 +197,12 @@ class RunPlots:
             "clim": (scale.low, scale.high),
             "logz": scale.logarithmic,
             "colorbar": True,
-            "yticks": [(row, names[row]) for row in rows[::every].tolist()],
+            "yticks": [(row, cut(names[row])) for row in rows[::every].tolist()],
             "invert_yaxis": True,
             "ylabel": "",
         }
+        if len(steps) <= _FEW_STEPS:
+            look["xticks"] = [(float(at), str(at)) for at in steps.tolist()]
         return styled(
             mesh,
             "QuadMesh",
@@ -298,6 +303,8 @@ class RunPlots:
                 f"{', '.join(map(repr, folded)) or 'none'}."
             )
         title = f"{self._run.name} at step {at.step}"
+        if not graph.edges:
+            title += " \u00b7 no edges were recorded"
         if statistic is None:
             return graph_figure(scene, None, title)
         if colour is not None:
@@ -306,7 +313,7 @@ class RunPlots:
         numbers = node_values(view, at, graph, of)
         values = {box.id: value_of(box.members, numbers) for box in scene.boxes}
         kind = ", logarithmic" if scale["log"] else ""
-        ends = f"{scale['low']} to {scale['high']}{kind}"
+        ends = f"colours from {scale['low']} to {scale['high']}{kind}"
         title = f"{statistic} ({of}) at step {at.step}, {ends}"
         return graph_figure(scene, paint, title, values={statistic: values})
 
@@ -382,9 +389,11 @@ class RunPlots:
             raise UnknownNameError(f"the picture {name!r} has no numbers to draw at step {at}.")
         if axes[0] == "step" and values.ndim > 2:  # such as the confusion matrix
             at, values, axes = found.labels["step"][-1], values[-1], axes[1:]
+        several = len(axes) > _ONE_BY_ONE.get(axes[0], len(axes))
         values, axes = _one_image(values, axes, sample)
         when = "" if at is None else f"step {at}"
-        label = " \u00b7 ".join(filter(None, [name, found.node, when]))
+        one = f"{found.axes[0]} {sample}" if several else ""
+        label = " \u00b7 ".join(filter(None, [name, found.node, one, when]))
         labels = [found.labels.get(axis) for axis in axes]
         if name == "reliability":
             return bars_against_diagonal(values, label)
@@ -493,9 +502,11 @@ class RunPlots:
         """Return the view, the type and the step of a probe's record that has the sample."""
         view, kind = RunView(self._run), self._probe_of(type)
         steps = [int(each) for each in view.steps(kind)] if kind else []
-        at = (steps[-1] if steps else -1) if step is None else step
+        if not steps:
+            raise UnknownNameError("this run has no record of a probe.")
+        at = steps[-1] if step is None else step
         if at not in steps:
-            there = ", ".join(map(str, steps[-3:])) or "none"
+            there = ", ".join(map(str, steps[-3:]))
             raise UnknownNameError(f"step {at} has no record of a probe; the last ones: {there}.")
         count = len(self._run.samples(at, type=kind))
         if not 0 <= sample < count:
@@ -617,11 +628,11 @@ class RunPlots:
     ) -> tuple[RunView, Selection]:
         view = RunView(self._run)
         steps = [int(each) for each in view.steps(type or "")]
-        if not steps or (step is not None and step not in steps):
-            raise UnknownNameError(
-                f"step {step} was not recorded; the last ones: "
-                f"{', '.join(map(str, steps[-3:])) or 'none'}."
-            )
+        if not steps:
+            raise UnknownNameError("no step was recorded.")
+        if step is not None and step not in steps:
+            there = ", ".join(map(str, steps[-3:]))
+            raise UnknownNameError(f"step {step} was not recorded; the last ones: {there}.")
         at = steps[-1] if step is None else step
         return view, Selection(type=type or "", step=at, batch=str(sample))
 
@@ -695,7 +706,8 @@ class RunPlots:
             visible(str(label)): hv.Points(mine, ["first", "second"], ["sample"])
             for label, mine in table.groupby("label", sort=True)
         }
-        title = f"{node} at step {at}: {METHOD_NAMES[method]}"
+        kind = type or self._probe_of(None) or "training"
+        title = f"{cut(node)} at step {at} ({kind}): {METHOD_NAMES[method]}"
         frame = np.nanmin(every, axis=(0, 1)), np.nanmax(every, axis=(0, 1))
         return points_by(groups, "label", title, frame)
 
@@ -991,7 +1003,7 @@ class SlotPlots:
         """
         steps, values = line_of_slot(self._slot, statistic, over_batch, type)
         table = pd.DataFrame({"step": steps, statistic: values})
-        curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
+        curve = hv.Curve(table, "step", statistic, label=cut(_label(self._slot)))
         return _drawable(as_lines(curve))
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
@@ -1005,7 +1017,9 @@ class SlotPlots:
             )
             for number in table.columns
         }
-        return _drawable(overlaid(curves, "sample"))
+        look = {"title": cut(_label(self._slot))}
+        overlay = overlaid(curves, "sample")
+        return _drawable(styled(overlay, "NdOverlay", look, bokeh={"height": 300}))
 
     def cloud(
         self, step: int, *, x: str = "mean", y: str = "std", type: str | None = None
@@ -1034,7 +1048,7 @@ class SlotPlots:
             points.reset_index(drop=True),
             kdims=[x, y],
             vdims=["sample", "category"],
-            label=f"{_label(self._slot)} at step {step}",
+            label=f"{cut(_label(self._slot))} at step {step}{_without(points[[x, y]])}",
         )
         look: dict[str, Any] = {"color": "category", "cmap": list(LINES)}
         if not any(points["category"]):
@@ -1050,7 +1064,7 @@ class SlotPlots:
     def histogram(self, step: int, *, type: str | None = None) -> hv.Histogram:
         """Return the histogram of the values at a step; its dimensions are `value` and `count`."""
         counts, edges = self._slot.histogram(step, type=type)
-        label = f"{_label(self._slot)} at step {step}"
+        label = f"{cut(_label(self._slot))} at step {step}{_without(edges)}"
         found = hv.Histogram((edges, counts), kdims=["value"], vdims=["count"], label=label)
         return styled(
             found, "Histogram", {"color": BLUE}, bokeh={"line_color": None, "height": 300}
@@ -1082,7 +1096,9 @@ class SlotPlots:
                 f"there is no sample {sample}: the picture at step {found.step} has {what}."
             )
         drawing = draw(found, sample=sample, picture=self._slot.kind == "input")
-        label = f"{_label(self._slot)} at step {found.step}: {drawing.facts}"
+        wild = int(np.count_nonzero(~np.isfinite(found.values)))
+        facts = f"{drawing.facts} \u00b7 {wild} not finite" if wild else drawing.facts
+        label = f"{cut(_label(self._slot))} at step {found.step}: {facts}"
         return picture_of(drawing, label)
 
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
@@ -1098,6 +1114,8 @@ class SlotPlots:
             found[known, column] = quantile(shares[known], edges[known], q)
         table = pd.DataFrame(found, columns=["p5", "p25", "p50", "p75", "p95"])
         table.insert(0, "step", steps)
+        if len(table) == 1:  # a band needs a width
+            table = pd.concat([table, table]).assign(step=[steps[0] - 0.4, steps[0] + 0.4])
         bands = [
             styled(
                 hv.Area(table, "step", [low, high], label=label),
@@ -1113,9 +1131,7 @@ class SlotPlots:
         ]
         median = hv.Curve(table, "step", "p50", label="median")
         overlay = bands[0] * bands[1] * styled(median, "Curve", {"color": BLUE})
-        # Matplotlib's legend leaves out bands
-        named = "value: median, 25% to 75%, 5% to 95%"
-        look = {"title": _label(self._slot), "ylabel": named, "show_legend": True}
+        look = {"title": cut(_label(self._slot)), "ylabel": "value", "show_legend": True}
         return styled(overlay, "Overlay", look, bokeh={"height": 300})
 
 
@@ -1301,7 +1317,13 @@ def save(element: Any, path: str | Path) -> Path:
         sharp = {"dpi": _DPI} if suffix == ".png" else {}
         import matplotlib as mpl
 
-        with mpl.rc_context({"text.parse_math": False}):  # a dollar sign in a name is no formula
+        with (
+            mpl.rc_context({"text.parse_math": False}),  # a dollar sign in a name is no formula
+            warnings.catch_warnings(),
+        ):
+            # tensors without finite values, and characters that the font does not have
+            warnings.filterwarnings("ignore", "All-NaN|Mean of empty|Glyph", RuntimeWarning)
+            warnings.filterwarnings("ignore", "Glyph .* missing", UserWarning)
             plain = target.with_suffix(suffix)  # HoloViews would add a suffix to "c.SVG"
             hv.save(_at_rest(element), plain, fmt=_STATIC[suffix], backend="matplotlib", **sharp)
             plain.replace(target)
@@ -1442,6 +1464,11 @@ def _check_metric(name: str, there: Iterable[str]) -> None:
             f"there is no metric {shown(name)}{did_you_mean(name, known) or '.'} "
             f"The metrics are: {', '.join(map(repr, known)) or 'none'}."
         )
+
+
+def _without(values: Any) -> str:
+    """Return what to add to the title of an empty figure."""
+    return "" if np.isfinite(np.asarray(values, np.float64)).any() else ": no finite values"
 
 
 def _with_outer(groups: Iterable[str]) -> Iterator[str]:

@@ -82,11 +82,16 @@ def _verdict(run: Run, diagnosis: Diagnosis) -> Iterator[str]:
         yield f"{_plain(ending.headline)}."
     count = len(roots_of(diagnosis.findings))
     found = f"{count} finding{'s' * (count != 1)}" if count else "No findings"
-    yield f"{found} in {diagnosis.records} records; {len(diagnosis.checked)} rules were checked."
+    yield f"{found} in {diagnosis.records} records; {_rules(len(diagnosis.checked))} checked."
     against = [check for check in health(diagnosis) if check.colour in ("red", "amber")]
-    yield from (f"- not healthy: {_plain(c.question.text)} {_plain(c.numbers)}" for c in against)
+    for check in against:
+        yield f"- not healthy: {_plain(check.question.text)} {_plain(check.evidence)}"
     noted = [*(f"damaged: {loss}" for loss in run.damage), *remarks(run.report)]
     yield from (f"- {_plain(remark)}" for remark in noted[:_MOST_REMARKS])
+
+
+def _rules(count: int) -> str:
+    return "1 rule was" if count == 1 else f"{count} rules were"
 
 
 def _ended(ending: Ending | None) -> Iterator[str]:

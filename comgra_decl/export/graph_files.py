@@ -187,7 +187,8 @@ def _graph(content: Content) -> Graph:
     found = graph_in(content.run)
     if found is None:
         raise UnknownNameError(
-            "this run has no graph; record one with `graph: true` and at least one training step."
+            "this run has no graph; record one with `graph: true` and at least one training step. "
+            "If it had both, the graph of a step had too many edges, as the program's log says."
         )
     return found if content.circuit is None else _reduced(found, content.circuit)
 

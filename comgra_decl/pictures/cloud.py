@@ -48,7 +48,10 @@ def fitted(points: NDArray[np.floating], axes: int = 2) -> Basis:
     steps, features = points.shape[0], points.shape[-1]
     flat = points.reshape(-1, features).astype(np.float64)
     if len(flat) < 2 or min(flat.shape) < axes:
-        raise ValueError(f"{len(flat)} points of {features} features have no {axes} axes")
+        raise ValueError(
+            f"{axes} axes need at least {axes} points with {axes} features each, not {len(flat)} "
+            f"with {features}"
+        )
     mean = flat.mean(0)
     _, singular, rows = np.linalg.svd(flat - mean, full_matrices=False)
     largest = np.abs(rows).argmax(1)

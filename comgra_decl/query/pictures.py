@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from comgra_decl.errors import SelectionError, UnknownNameError, did_you_mean, shown
 from comgra_decl.pictures import cloud, layouts, likeness
@@ -252,7 +253,7 @@ class Pictures:
     def layout(self, node: str, method: str) -> Picture:
         """Return a layout of a node's values by t-SNE or UMAP; see `Run.embedding`."""
         values = self._read.over_steps(self._read.slot(node), self._read.steps(), node)
-        points = np.stack([v.reshape(len(v), -1) for v in values.values()]).astype(np.float64)
+        points = _finite_points(node, values).astype(np.float64)
         try:
             placed = layouts.layout(points, method)
         except ValueError as error:
@@ -266,7 +267,7 @@ class Pictures:
         """Return a cloud of a node's values; see `Run.embedding`."""
         slot, steps = self._read.slot(node), self._read.steps()
         values = self._read.over_steps(slot, steps, node)
-        points = np.stack([v.reshape(len(v), -1) for v in values.values()])
+        points = _finite_points(node, values)
         if isinstance(basis, Basis):
             used = basis
             if basis.node not in ("", node):
@@ -309,3 +310,19 @@ def _dims_of(dims: tuple[str, ...], facts: Mapping[str, Any]) -> tuple[str, ...]
     if isinstance(facts.get("positions"), list) and len(dims) > 1:
         dims = (EXPLAINED, "position", *dims[2:])
     return dims
+
+
+def _finite_points(node: str, values: Mapping[int, NDArray[Any]]) -> NDArray[Any]:
+    """Return the values of all steps as points, [steps, samples, features].
+
+    Raises:
+        UnknownNameError: some are NaN or infinite.
+    """
+    for step, found in values.items():
+        wild = int(np.count_nonzero(~np.isfinite(found)))
+        if wild:
+            raise UnknownNameError(
+                f"{node!r} has no cloud: {wild} of {found.size} values at step {step} are NaN or "
+                "infinite."
+            )
+    return np.stack([found.reshape(len(found), -1) for found in values.values()])

@@ -41,7 +41,7 @@ def test_points_that_were_drawn_do_not_move_when_a_step_is_added() -> None:
     ("shape", "axes"), [((1, 1, 5), 2), ((3, 4, 1), 2)], ids=["one point", "one feature"]
 )
 def test_too_few_points_have_no_axes(shape: tuple[int, ...], axes: int) -> None:
-    with pytest.raises(ValueError, match="have no 2 axes"):
+    with pytest.raises(ValueError, match="2 axes need at least 2 points"):
         cloud.fitted(np.zeros(shape), axes)
 
 

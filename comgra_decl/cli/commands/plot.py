@@ -180,11 +180,13 @@ def command(
         plots = opened.slot(node, role=role, of=pass_ or "forward", iteration=iteration).plot
         options = {option: options[option] for option in options if option not in ("of", "node")}
         if view in _AT_A_STEP:
-            options.setdefault("step", int(opened.steps[-1]))
-    elif view is View.GRAPH and other:
-        options["other"] = open_run(other[0])
+            options.setdefault("step", _last_step(opened))
+    elif view is View.GRAPH:
+        _check_colours(options)
+        if other:
+            options["other"] = open_run(other[0])
     elif view is View.CLOUD:
-        options.setdefault("step", int(opened.steps[-1]))
+        options.setdefault("step", _last_step(opened))
     element = _drawn(plots, view, names=name or [], settings=setting or [], options=options)
     from comgra_decl.viewer.plotting import save  # after `plot`, which names a missing extra
 
@@ -196,6 +198,18 @@ def command(
         print_json({"path": str(written), "source": str(opened.path), "view": view.value})
     else:
         print_line(str(written))
+
+
+def _check_colours(options: Mapping[str, Any]) -> None:
+    for option in ("of", "over_batch"):
+        if option in options and not options.keys() & {"statistic", "colour"}:
+            raise typer.BadParameter(f"--{_FLAGS[option]} of a graph needs --statistic or --colour")
+
+
+def _last_step(run: Any) -> int:
+    if not len(run.steps):
+        raise typer.BadParameter("no step was recorded")
+    return int(run.steps[-1])
 
 
 def _check_others(view: View, others: list[Path]) -> None:

@@ -386,6 +386,40 @@ def test_what_a_view_of_the_network_does_not_have_is_explained(
         getattr(plotted(attending), view)(**asked)
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_tensor_of_nothing_but_nan_says_so_in_every_picture(tmp_path: Path) -> None:
+    name = "part." * 40 + "last"
+    model = nn.Sequential()
+    model.add_module("first", nn.Linear(2, 3))
+    spec = {"nodes": {"all": {"select": "**", "values": True}}}
+    with comgra.trace(spec, root=tmp_path) as session:
+        out = model(torch.full((4, 2), torch.nan))
+        comgra.node(out * 1, name)
+        out.sum().backward()
+    run = open_run(session.path or "")
+    plots = plotted(run.slot(name))
+    (tmp_path / "images").mkdir()
+    for kind, element in {
+        "preview": plots.preview(0), "histogram": plots.histogram(0), "cloud": plots.cloud(0),
+    }.items():  # fmt: skip
+        image = save(element, tmp_path / "images" / f"{kind}.svg").read_text()
+        assert "no finite values" in image or "12 not finite" in image, kind
+        assert "part." * 20 not in image, "a long name is cut"
+    with pytest.raises(UnknownNameError, match="12 of 12 values at step 0 are NaN or infinite"):
+        plotted(run).embedding(name)
+
+
+def test_the_distribution_of_one_record_has_a_width(tmp_path: Path) -> None:
+    fake = FakeRun(tmp_path / "run", nodes=("head",))
+    fake.write(1)
+    fake.close()
+    slot = open_run(tmp_path / "run").slot("head")
+    bands = plotted(slot).distribution().traverse(lambda part: part, [hv.Area])
+    for band in bands:
+        steps = band.dimension_values("step")
+        assert steps.min() < slot.histograms()[0][0] < steps.max()
+
+
 def test_without_a_measurement_there_are_no_stacks_and_no_attention(run: Run) -> None:
     for view in ("memory", "times", "attention"):
         with pytest.raises(UnknownNameError):
