@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
@@ -50,6 +51,9 @@ SHORT = "%.3g"
 
 _BESIDE = 4
 """Figures in a row."""
+
+_TICKS = 12
+"""Largest number of numbers along an axis of cells."""
 
 _NUMBERS = 20
 """Largest number of tiles that are numbered along an axis."""
@@ -338,8 +342,8 @@ def worded(cells: hv.QuadMesh, words: Sequence[Sequence[str]], title: str) -> hv
         matplotlib={"size": 8.5, "color": "colour"},
     )  # fmt: skip
     below = cells.dimension_values(4, flat=False)[0]  # the names of the columns
-    columns = zip(zip(*words, strict=True), below, strict=True)
-    wide = sum(max(map(text_width, [*column, str(name)])) + 12 for column, name in columns)
+    longest = max(map(text_width, [*map(str, below), *itertools.chain(*words)]))
+    wide = min(len(below) * (longest + 12), _WIDEST * 3)
     high = max(200, min(22 * len(words) + 100, HIGHEST))
     look = {"title": title, "invert_yaxis": True}
     return styled(
@@ -509,7 +513,7 @@ def _tile_axes(drawing: Drawing) -> dict[str, Any]:
     if not across:
         sizes = zip(("yticks", "xticks"), drawing.image.shape, strict=True)
         return {
-            name: [(i + 0.5, str(i)) for i in range(size)]
+            name: [(i + 0.5, str(i)) for i in range(0, size, -(-size // _TICKS))]
             for name, size in sizes
             if size <= _NUMBERS
         }

@@ -1057,7 +1057,11 @@ class SlotPlots:
             if flat(float(values.min()), float(values.max())):
                 look[f"{axis}lim"] = bounds(values)
         points = styled(
-            found, "Points", look, bokeh={"size": 6, "tools": ["hover"]}, matplotlib={"s": 20}
+            found,
+            "Points",
+            look,
+            bokeh={"size": 6, "tools": ["hover"]},
+            matplotlib={"s": 20, "xticks": 5},
         )
         return _drawable(points)
 
@@ -1097,7 +1101,8 @@ class SlotPlots:
             )
         drawing = draw(found, sample=sample, picture=self._slot.kind == "input")
         wild = int(np.count_nonzero(~np.isfinite(found.values)))
-        facts = f"{drawing.facts} \u00b7 {wild} not finite" if wild else drawing.facts
+        every = "all " if wild == found.values.size else ""
+        facts = f"{drawing.facts} \u00b7 {every}{wild} not finite" if wild else drawing.facts
         label = f"{cut(_label(self._slot))} at step {found.step}: {facts}"
         return picture_of(drawing, label)
 
