@@ -13,22 +13,29 @@ from comgra_decl.query import open_run
 from docs.gallery import SHOWN, write
 from tests.support.forked import forked
 
-pytestmark = pytest.mark.slow  # builds the site
-
 ROOT = Path(__file__).parents[2]
 LOADED = re.compile(r"""<(?:script|img|iframe|source)[^>]*\bsrc=["']?([^"' >]+)""")
 STYLES = re.compile(r"""<link[^>]*rel=["']?(?:stylesheet|preload|preconnect)[^>]*>""")
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site, built in strict mode, in which a link that leads nowhere is an error."""
-    folder = tmp_path_factory.mktemp("site")
-    command = ["-m", "docs.site", folder, "--gallery", "softmax_twice"]
-    done = forked(ROOT, *command, env={"NO_MKDOCS_2_WARNING": "1"})
+def built(folder: Path, *arguments: str) -> Path:
+    """Build the site in strict mode, in which a link that leads nowhere is an error."""
+    done = forked(ROOT, "-m", "docs.site", folder, *arguments, env={"NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     assert "WARNING" not in done.stderr
     return folder
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site without a gallery."""
+    return built(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="module")
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site with a gallery."""
+    return built(tmp_path_factory.mktemp("gallery"), "--gallery", "softmax_twice")
 
 
 def test_every_page_of_the_documentation_is_in_the_site(site: Path) -> None:
@@ -45,29 +52,33 @@ def test_tests_and_measurements_that_pages_name_are_in_the_site(site: Path) -> N
     assert (site / "repository/benchmarks/results/2026-11-24.html").is_file()
 
 
-def test_the_gallery_shows_what_was_found(site: Path) -> None:
-    assert "cross_entropy receives probabilities" in (site / "gallery.html").read_text()
-    story = (site / "gallery/softmax_twice.html").read_text()
+@pytest.mark.slow
+def test_the_gallery_shows_what_was_found(gallery: Path) -> None:
+    assert "cross_entropy receives probabilities" in (gallery / "gallery.html").read_text()
+    story = (gallery / "gallery/softmax_twice.html").read_text()
     assert "cross_entropy" in story
     assert "<script" not in story
-    assert "Bokeh" in (site / "gallery/softmax_twice-plots.html").read_text()
+    assert "Bokeh" in (gallery / "gallery/softmax_twice-plots.html").read_text()
 
 
-def test_the_gallery_has_the_run_itself(site: Path, tmp_path: Path) -> None:
-    shutil.unpack_archive(site / "gallery/softmax_twice.zip", tmp_path / "run")
+@pytest.mark.slow
+def test_the_gallery_has_the_run_itself(gallery: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(gallery / "gallery/softmax_twice.zip", tmp_path / "run")
     findings = open_run(tmp_path / "run").findings()
-    assert findings["rule"].iloc[0] in (site / "gallery.html").read_text()
+    assert findings["rule"].iloc[0] in (gallery / "gallery.html").read_text()
 
 
-def test_the_gallery_shows_a_network_from_within(site: Path, tmp_path: Path) -> None:
-    shutil.unpack_archive(site / "gallery/inside.zip", tmp_path / "run")
+@pytest.mark.slow
+def test_the_gallery_shows_a_network_from_within(gallery: Path, tmp_path: Path) -> None:
+    shutil.unpack_archive(gallery / "gallery/inside.zip", tmp_path / "run")
     run = open_run(tmp_path / "run")
     circuit = run.circuit("paths", int(run.steps[-1]), strongest=3)
-    shown = (site / "gallery/inside.html").read_text()
+    shown = (gallery / "gallery/inside.html").read_text()
     for words in ("cam", "edges", "paths: circuit at step", *circuit.nodes):
         assert words in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", sorted(SHOWN))
 def test_every_bug_of_the_gallery_is_found(bug: str, tmp_path: Path) -> None:
     page = write(tmp_path, names=[bug], inside=False).read_text()
@@ -75,13 +86,15 @@ def test_every_bug_of_the_gallery_is_found(bug: str, tmp_path: Path) -> None:
     assert (tmp_path / "gallery" / f"{bug}.html").stat().st_size > 1000
 
 
-def test_nothing_is_loaded_from_another_host(site: Path) -> None:
-    for page in site.rglob("*.html"):
+@pytest.mark.parametrize("name", ["site", pytest.param("gallery", marks=pytest.mark.slow)])
+def test_nothing_is_loaded_from_another_host(name: str, request: pytest.FixtureRequest) -> None:
+    for page in request.getfixturevalue(name).rglob("*.html"):
         text = page.read_text()
         loaded = [*LOADED.findall(text), *STYLES.findall(text)]
         assert [each for each in loaded if "//" in each] == [], page
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_the_search_works_in_pages_opened_as_files(site: Path, chromium: Any) -> None:
     page = chromium.new_page(viewport={"width": 1280, "height": 850})
