@@ -43,8 +43,8 @@ _HEIGHT, _WIDEST = 360, 900
 _WORDS, _WORD = 700.0, 22
 """Pixels of a text: the width at which it is wrapped, and the height of a line."""
 
-_DARK = 0.6
-"""Share of the scale from which white letters are easier to read."""
+_DARK, _BLACK, _WHITE = 0.8, "#1d2433", "#ffffff"
+"""Share of the scale above which white letters are easier to read, and the colours of letters."""
 
 SHORT = "%.3g"
 """Format of the numbers of a colour bar; Matplotlib would write a power of ten over the title."""
@@ -330,9 +330,9 @@ def worded(cells: hv.QuadMesh, words: Sequence[Sequence[str]], title: str) -> hv
     The figure is as wide as the words need.
     """
     values = np.asarray(cells.dimension_values(2, flat=False), np.float64)
-    dark = values > 0.8 * np.nanmax(values, initial=0.0)  # white on light orange is hard to read
+    dark = values > _DARK * np.nanmax(values, initial=0.0)
     places = [
-        (column, row, visible(word), "#ffffff" if dark[row, column] else "#1d2433")
+        (column, row, visible(word), _WHITE if dark[row, column] else _BLACK)
         for row, line in enumerate(words)
         for column, word in enumerate(line)
     ]
@@ -622,7 +622,7 @@ def written(words: Sequence[str], values: NDArray[np.float64], label: str) -> hv
         matplotlib={"edgecolor": "none"},
     )  # fmt: skip
     names = [
-        ((x + r) / 2, (y + b) / 2, text, "#ffffff" if abs(value) > _DARK * limit else INK)
+        ((x + r) / 2, (y + b) / 2, text, _WHITE if abs(value) > _DARK * limit else _BLACK)
         for x, y, r, b, text, _, value in rows
     ]
     labels = styled(

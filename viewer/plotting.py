@@ -393,7 +393,9 @@ class RunPlots:
         values, axes = _one_image(values, axes, sample)
         when = "" if at is None else f"step {at}"
         one = f"{found.axes[0]} {sample}" if several else ""
-        label = " \u00b7 ".join(filter(None, [name, found.node, one, when]))
+        wild = int(np.count_nonzero(~np.isfinite(values)))
+        gaps = f"{wild} of {values.size} values not finite" if wild else ""
+        label = " \u00b7 ".join(filter(None, [name, found.node, one, when, gaps]))
         labels = [found.labels.get(axis) for axis in axes]
         if name == "reliability":
             return bars_against_diagonal(values, label)
@@ -640,8 +642,9 @@ class RunPlots:
         found = layers(view)
         if not found:
             raise UnknownNameError(
-                f"the run {self._run.name!r} has no attention weights; the preset `attention` "
-                "records them."
+                f"the run {self._run.name!r} has no attention weights of single samples; the "
+                "preset `attention` records them, those of `nn.MultiheadAttention` with "
+                "`need_weights=False` or `average_attn_weights=False`."
             )
         return found
 
@@ -1054,7 +1057,9 @@ class SlotPlots:
         if not any(points["category"]):
             look = {"color": BLUE}
         for axis, values in (("x", points[x].to_numpy()), ("y", points[y].to_numpy())):
-            if flat(float(values.min()), float(values.max())):
+            if not np.isfinite(values).any():
+                look[f"{axis}lim"] = 0, 1  # else Matplotlib fails
+            elif flat(float(values.min()), float(values.max())):
                 look[f"{axis}lim"] = bounds(values)
         points = styled(
             found,
@@ -1101,8 +1106,8 @@ class SlotPlots:
             )
         drawing = draw(found, sample=sample, picture=self._slot.kind == "input")
         wild = int(np.count_nonzero(~np.isfinite(found.values)))
-        every = "all " if wild == found.values.size else ""
-        facts = f"{drawing.facts} \u00b7 {every}{wild} not finite" if wild else drawing.facts
+        size = f"{found.values.size} values" + " in all samples" * (there > 1)
+        facts = f"{drawing.facts} \u00b7 {wild} of {size} not finite" if wild else drawing.facts
         label = f"{cut(_label(self._slot))} at step {found.step}: {facts}"
         return picture_of(drawing, label)
 

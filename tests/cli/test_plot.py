@@ -163,7 +163,7 @@ def test_other_formats_and_the_answer_as_json(
         (["a.svg", "--view", "heat", "--statistic", "l2", "--colour", "time"], "has no --colour"),
         (["a.svg", "--view", "text", "--name", "why"], "no record of a probe"),
         (["a.svg", "--pass", "grad"], "--pass of a graph needs --statistic or --colour"),
-        (["a.svg", "--view", "attention"], "has no attention weights; the preset `attention`"),
+        (["a.svg", "--view", "attention"], "has no attention weights of single samples"),
         (["a.svg", "--view", "attention-lines"], "--view attention-lines needs --node"),
         (["a.svg", "--view", "memory", "--by", "day"], "by must be 'step' or 'moment', got 'day'"),
         (["a.svg", "--view", "runs-parallel"], "--view runs-parallel needs --name"),
