@@ -22,12 +22,26 @@ def whole_blocks(first: int, count: int, block: int) -> tuple[int, int]:
     return (start, end) if start < end else (first, first)
 
 
-class BlockBuffer:
-    """Buffers the rows in the open block until the block is full."""
+TAIL = 16
+"""In a bucket, each commit also writes the rows of the open block since the last multiple of this
+number again, and from a multiple on, all of them. They are then in two objects, however many
+commits there were, so reading them takes few requests. Each row is written about `TAIL` times in a
+block of 256 records."""
 
-    def __init__(self, block: int, fills: dict[str, Any]) -> None:
+
+class BlockBuffer:
+    """Buffers the rows in the open block until the block is full.
+
+    Args:
+        block: records per block.
+        fills: the fill value of each family's padding.
+        gathers: whether rows of earlier commits are written again; see `TAIL`.
+    """
+
+    def __init__(self, block: int, fills: dict[str, Any], *, gathers: bool = False) -> None:
         self._block = block
-        self._fills = fills  # family -> fill value of the family's padding
+        self._fills = fills
+        self._gathers = gathers
         self._pending: list[Families] = []
 
     def pieces(self, first: int, families: Families) -> Iterator[Piece]:
@@ -35,11 +49,14 @@ class BlockBuffer:
         count = len(families["kpi"])
         start, end = whole_blocks(first, count, self._block)
         boundary = self._boundary(first, count)
+        before = self._again(first, families) if boundary is None and start == end else []
         for name, data in families.items():
             if start > first:
                 yield f"{name}/row", first, data[: start - first]
             if end < first + count:
-                yield f"{name}/row", end, data[end - first :]
+                rows = [each[name] for each in before] + [data[end - first :]]
+                at = end - sum(map(len, rows[:-1]))
+                yield f"{name}/row", at, np.concatenate(rows) if before else rows[0]
             if start < end:
                 yield f"{name}/blk", start, data[start - first : end - first]
             if boundary is not None:
@@ -63,6 +80,24 @@ class BlockBuffer:
     def resume(self, rows: list[Families]) -> None:
         """Restore the rows of a resumed run's open block."""
         self._pending = rows
+
+    def _again(self, first: int, families: Families) -> list[Families]:
+        """Return the rows of the open block to write again, if all have the width of the new."""
+        if not self._gathers or not self._pending:
+            return []
+        held, new = sum(len(each["kpi"]) for each in self._pending), len(families["kpi"])
+        since = held // TAIL * TAIL if held // TAIL == (held + new) // TAIL else 0
+        found: list[Families] = []
+        for each in reversed(self._pending):
+            held -= len(each["kpi"])
+            if any(each[name].shape[1] != data.shape[1] for name, data in families.items()):
+                break
+            skipped = max(0, since - held)
+            if skipped < len(each["kpi"]):
+                found.insert(0, {name: data[skipped:] for name, data in each.items()})
+            if held <= since:
+                break
+        return found
 
     def _boundary(self, first: int, count: int) -> int | None:
         """Return the end of the block that was open before this commit, if the commit fills it."""

@@ -31,6 +31,7 @@ from .layout import (
     step_key,
 )
 from .levels import SPAN, LevelReader, LevelTable, level_columns
+from .location import Remote
 from .logs import Facts, Log, Names, Stage, slot_row
 from .meta import RunMeta
 from .previews import preview_index
@@ -153,7 +154,7 @@ class Contents:
             name: self._db.array(form, cached=False) for name, form in tables.forms.items()
         }
         block = self._forms["kpi/blk"].chunk[0]
-        self._blocks = BlockBuffer(block, _FILLS)
+        self._blocks = self._new_blocks()
         families = [name.removesuffix("/row") for name in self._forms if name.endswith("/row")]
         self._blocks.resume(
             [
@@ -223,8 +224,12 @@ class Contents:
         for form in forms:
             self._logs["arrays"].stage(form.to_json())
             self._array(form, commit)
-        self._blocks = BlockBuffer(self._forms["kpi/blk"].chunk[0], _FILLS)
+        self._blocks = self._new_blocks()
         return self._blocks
+
+    def _new_blocks(self) -> BlockBuffer:
+        block = self._forms["kpi/blk"].chunk[0]
+        return BlockBuffer(block, _FILLS, gathers=isinstance(self._db.place, Remote))
 
     def _families(self, first: int, batches: Sequence[StepBatch]) -> Families:
         width = round_up(max(1, len(self._shapes)), self._forms["agg/row"].chunk[1])

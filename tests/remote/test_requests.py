@@ -94,6 +94,29 @@ def test_requests_grow_with_ranks_and_their_chain_does_not(
         assert many[name][1] <= 3 * one[name][1], (name, one, many)
 
 
+@pytest.mark.parametrize("commits", [7, 37, pytest.param(200, marks=pytest.mark.slow)])
+def test_records_that_were_committed_one_by_one_take_as_few_requests(
+    bucket: Bucket, commits: int
+) -> None:
+    """The rows after the last complete block are in two objects."""
+    root, (writer,), (truth,) = written(1)
+    for _ in range(commits):
+        batch = truth.batch(1, [0, 1])
+        truth.keep([batch])
+        writer.commit([batch])
+    run = open_run(root)
+    assert (len(run.steps), len(run.slots)) == (RECORDS + commits, 2)
+    bucket.reset()
+    series = run.slot(run.nodes[0]).series("std")
+    asked = bucket.asked.total()
+    assert len(series) == RECORDS + commits
+    assert asked <= MOST["series"] + 2, asked
+    bucket.reset()
+    run.row(int(run.steps[-1]))
+    assert bucket.asked.total() <= MOST["row"]
+    truth.check(Reader(root).view)
+
+
 def test_a_finished_run_is_polled_with_one_request(bucket: Bucket) -> None:
     root, writers, _ = written(4, records=8)
     run = open_run(root)
