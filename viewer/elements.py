@@ -14,7 +14,7 @@ from bokeh.models import HoverTool
 from numpy.typing import NDArray
 
 from comgra_decl.viewer.escaping import bokeh_text
-from comgra_decl.viewer.graph.places import text_width
+from comgra_decl.viewer.graph.places import cut, text_width
 from comgra_decl.viewer.model.drawing import Drawing, limit_of, tile_ticks
 from comgra_decl.viewer.model.graph import scale_of
 from comgra_decl.viewer.model.numbers import number
@@ -61,8 +61,11 @@ _NUMBERS = 20
 _LINES = 5
 """Largest number of steps with a line of their own."""
 
-_HALF, _NAMED, _LONGEST = 0.3, 40, 24
-"""Half the width of a box, the most boxes that all have names, and the most letters of a name."""
+_HALF, _NAMED, _NAME = 0.3, 40, 150.0
+"""Half the width of a box, the most boxes that all have names, and the pixels of a name."""
+
+NAME_ROOM = 360.0
+"""Pixels of a node's name in a title or beside an axis."""
 
 _DENSE = 40
 """Number of bars above which they have no gaps."""
@@ -385,11 +388,6 @@ def _mark_isolated(plot: Any, curve: hv.Curve) -> None:
     else:
         colour = plot.handles["artist"].get_color()
         plot.handles["axis"].plot(x[alone], y[alone], "o", markersize=4, color=colour)
-
-
-def cut(text: str, most: int = 60) -> str:
-    """Return the end of a name that is too long for a title or an axis."""
-    return text if len(text) <= most else f"\u2026{text[1 - most :]}"
 
 
 def styled(
@@ -728,7 +726,7 @@ def distributions_of(
         matplotlib={"s": 8},
     )  # fmt: skip
     apart = -(-len(names) // _NAMED)
-    short = [cut(name, _LONGEST) for name in names]
+    short = [cut(name, _NAME) for name in names]
     scale = scale_of(values[known])
     look: dict[str, Any] = {
         "title": label, "xlabel": "", "ylabel": statistic, "show_legend": False,

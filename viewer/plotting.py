@@ -30,12 +30,12 @@ from comgra_decl.records import PROBE_PREFIX
 from comgra_decl.viewer.elements import (
     HIGHEST,
     LINE,
+    NAME_ROOM,
     SHORT,
     as_lines,
     banded,
     bars_against_diagonal,
     cells_of,
-    cut,
     distributions_of,
     edges_of,
     heads_of,
@@ -52,6 +52,7 @@ from comgra_decl.viewer.elements import (
     written,
 )
 from comgra_decl.viewer.graph.layout import Outline, Room, Scene
+from comgra_decl.viewer.graph.places import cut
 from comgra_decl.viewer.graph_figure import GRAPH_SIZE, graph_figure
 from comgra_decl.viewer.model import verdicts
 from comgra_decl.viewer.model.attention import Attention, attention, layers, thumbnails
@@ -197,7 +198,7 @@ class RunPlots:
             "clim": (scale.low, scale.high),
             "logz": scale.logarithmic,
             "colorbar": True,
-            "yticks": [(row, cut(names[row])) for row in rows[::every].tolist()],
+            "yticks": [(row, cut(names[row], NAME_ROOM)) for row in rows[::every].tolist()],
             "invert_yaxis": True,
             "ylabel": "",
         }
@@ -710,7 +711,7 @@ class RunPlots:
             for label, mine in table.groupby("label", sort=True)
         }
         kind = type or self._probe_of(None) or "training"
-        title = f"{cut(node)} at step {at} ({kind}): {METHOD_NAMES[method]}"
+        title = f"{cut(visible(node), NAME_ROOM)} at step {at} ({kind}): {METHOD_NAMES[method]}"
         frame = np.nanmin(every, axis=(0, 1)), np.nanmax(every, axis=(0, 1))
         return points_by(groups, "label", title, frame)
 
@@ -1006,7 +1007,7 @@ class SlotPlots:
         """
         steps, values = line_of_slot(self._slot, statistic, over_batch, type)
         table = pd.DataFrame({"step": steps, statistic: values})
-        curve = hv.Curve(table, "step", statistic, label=cut(_label(self._slot)))
+        curve = hv.Curve(table, "step", statistic, label=_label(self._slot))
         return _drawable(as_lines(curve))
 
     def samples(self, statistic: str = "mean", *, type: str | None = None) -> hv.NdOverlay:
@@ -1020,7 +1021,7 @@ class SlotPlots:
             )
             for number in table.columns
         }
-        look = {"title": cut(_label(self._slot))}
+        look = {"title": _label(self._slot)}
         overlay = overlaid(curves, "sample")
         return _drawable(styled(overlay, "NdOverlay", look, bokeh={"height": 300}))
 
@@ -1051,7 +1052,7 @@ class SlotPlots:
             points.reset_index(drop=True),
             kdims=[x, y],
             vdims=["sample", "category"],
-            label=f"{cut(_label(self._slot))} at step {step}{_without(points[[x, y]])}",
+            label=f"{_label(self._slot)} at step {step}{_without(points[[x, y]])}",
         )
         look: dict[str, Any] = {"color": "category", "cmap": list(LINES)}
         if not any(points["category"]):
@@ -1073,7 +1074,7 @@ class SlotPlots:
     def histogram(self, step: int, *, type: str | None = None) -> hv.Histogram:
         """Return the histogram of the values at a step; its dimensions are `value` and `count`."""
         counts, edges = self._slot.histogram(step, type=type)
-        label = f"{cut(_label(self._slot))} at step {step}{_without(edges)}"
+        label = f"{_label(self._slot)} at step {step}{_without(edges)}"
         found = hv.Histogram((edges, counts), kdims=["value"], vdims=["count"], label=label)
         return styled(
             found, "Histogram", {"color": BLUE}, bokeh={"line_color": None, "height": 300}
@@ -1108,7 +1109,7 @@ class SlotPlots:
         wild = int(np.count_nonzero(~np.isfinite(found.values)))
         size = f"{found.values.size} values" + " in all samples" * (there > 1)
         facts = f"{drawing.facts} \u00b7 {wild} of {size} not finite" if wild else drawing.facts
-        label = f"{cut(_label(self._slot))} at step {found.step}: {facts}"
+        label = f"{_label(self._slot)} at step {found.step}: {facts}"
         return picture_of(drawing, label)
 
     def distribution(self, *, type: str | None = None) -> hv.Overlay:
@@ -1141,7 +1142,7 @@ class SlotPlots:
         ]
         median = hv.Curve(table, "step", "p50", label="median")
         overlay = bands[0] * bands[1] * styled(median, "Curve", {"color": BLUE})
-        look = {"title": cut(_label(self._slot)), "ylabel": "value", "show_legend": True}
+        look = {"title": _label(self._slot), "ylabel": "value", "show_legend": True}
         return styled(overlay, "Overlay", look, bokeh={"height": 300})
 
 
@@ -1489,7 +1490,8 @@ def _with_outer(groups: Iterable[str]) -> Iterator[str]:
 
 
 def _label(slot: Slot) -> str:
-    return _name(slot.node, slot.role, slot.iteration, slot.pass_name)
+    """Return the name of a tensor for a title."""
+    return cut(_name(slot.node, slot.role, slot.iteration, slot.pass_name), NAME_ROOM)
 
 
 def _name(node: str, role: str, iteration: int, pass_: str = "forward") -> str:
