@@ -102,7 +102,12 @@ def side_by_side(curves: Mapping[str, hv.Curve]) -> hv.Layout:
             matplotlib={"axiswise": True, "fontsize": {"title": 9, "labels": 8, "ticks": 7}},
         )
         parts.append(drawn)
-    layout = hv.Layout(parts).cols(min(len(parts), _BESIDE))
+    return beside(parts)
+
+
+def beside(parts: Sequence[Any], *, across: int = _BESIDE) -> hv.Layout:
+    """Return figures in rows of at most `across`, each with its own axes."""
+    layout = hv.Layout([*parts]).cols(min(len(parts), across))
     if "matplotlib" in hv.Store.renderers:
         spaced: dict[str, Any] = {
             "sublabel_format": "",
@@ -325,6 +330,38 @@ def tokens_joined(
         bokeh={"height": max(200, min(18 * count + 60, HIGHEST))},
         matplotlib={"fig_inches": (6, max(2.5, 0.22 * count + 0.8)), "aspect": "auto"},
     )  # fmt: skip
+
+
+def neurons_of(
+    query: NDArray[np.float32],
+    keys: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    names: Sequence[str],
+    label: str,
+) -> hv.Layout:
+    """Return the vectors of a query and of all keys as cells, above their products.
+
+    As in the neuron view of BertViz (Vig 2019); a row's products, summed and scaled, are the score
+    from which a softmax makes the row's weight, which its name contains.
+
+    Args:
+        query: [width].
+        keys: [keys, width].
+        weights: the weight of each key, [keys].
+        names: of the query, then of each key.
+        label: the title.
+    """
+    columns = [str(i) for i in range(len(query))]
+    vectors = cells_of(
+        np.vstack([query, keys]).astype(np.float64), ["query and keys", "neuron"],
+        [[f"q {names[0]}", *(f"k {name}" for name in names[1:])], columns], label,
+    )  # fmt: skip
+    products = cells_of(
+        (keys * query).astype(np.float64), ["key and its weight", "neuron"],
+        [[f"{name}: {w:.3g}" for name, w in zip(names[1:], weights, strict=True)], columns],
+        "q \u00d7 k", value="product",
+    )  # fmt: skip
+    return beside([vectors, products], across=1)
 
 
 def worded(cells: hv.QuadMesh, words: Sequence[Sequence[str]], title: str) -> hv.Overlay:

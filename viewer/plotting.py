@@ -40,6 +40,7 @@ from comgra_decl.viewer.elements import (
     edges_of,
     heads_of,
     lines_over_names,
+    neurons_of,
     overlaid,
     parallel,
     picture_of,
@@ -55,7 +56,13 @@ from comgra_decl.viewer.graph.layout import Outline, Room, Scene
 from comgra_decl.viewer.graph.places import cut
 from comgra_decl.viewer.graph_figure import GRAPH_SIZE, graph_figure
 from comgra_decl.viewer.model import verdicts
-from comgra_decl.viewer.model.attention import Attention, attention, layers, thumbnails
+from comgra_decl.viewer.model.attention import (
+    Attention,
+    attention,
+    layers,
+    neurons,
+    thumbnails,
+)
 from comgra_decl.viewer.model.clouds import METHOD_NAMES
 from comgra_decl.viewer.model.compare import DIFFERENCE
 from comgra_decl.viewer.model.comparison_target import Other
@@ -626,6 +633,54 @@ class RunPlots:
         title = f"{node}, {which}, sample {sample} at step {at.step}"
         return tokens_joined(weights, found.queries, found.keys, title)
 
+    def attention_neurons(
+        self,
+        node: str,
+        *,
+        query: int = 0,
+        head: int | None = None,
+        step: int | None = None,
+        sample: int = 0,
+        type: str | None = None,
+    ) -> hv.Layout:
+        """Return the vector of a query, those of all keys, and their products, number by number.
+
+        The products of a row, summed and scaled, are the score from which the weight of its key
+        follows. It needs recomputed weights of fused attention, with the values of its inputs.
+
+        Args:
+            node: the node whose weights were recomputed.
+            query: the position of the query.
+            head: the head; by default 0.
+            step: the step; by default, the last one.
+            sample: number of the sample.
+            type: type of execution; by default, training.
+
+        Raises:
+            UnknownNameError: there is no such node, head, query, step or sample, or its queries
+                and keys were not recorded.
+        """
+        view, at = self._selected(step, sample, type)
+        whole = self._attention_of(view, node, at)
+        self._check_head(whole, head or 0)
+        made = (neurons(view, slot, at, head or 0) for slot in layers(view) if slot.node == node)
+        found = next((each for each in made if each is not None), None)
+        if found is None:
+            raise UnknownNameError(
+                f"the queries and keys of {node!r} were not recorded at step {at.step}. They are "
+                "inputs of fused attention: select `F.scaled_dot_product_attention` with `capture: "
+                "[input, output]`, `values: true` and `attention: {recompute: true}`."
+            )
+        if not 0 <= query < len(found.query):
+            raise UnknownNameError(f"there is no query {query}; there are {len(found.query)}.")
+        words = [whole.queries[query], *whole.keys]
+        numbers = [query, *range(len(whole.keys))]
+        names = [f"{i} {visible(word)}" for i, word in zip(numbers, words, strict=True)]
+        return neurons_of(
+            found.query[query], found.key, whole.weights[head or 0][query], names,
+            f"{node}, head {head or 0}, query {query}, sample {sample} at step {at.step}",
+        )  # fmt: skip
+
     def _selected(
         self, step: int | None, sample: int, type: str | None
     ) -> tuple[RunView, Selection]:
@@ -644,8 +699,7 @@ class RunPlots:
         if not found:
             raise UnknownNameError(
                 f"the run {self._run.name!r} has no attention weights of single samples; the "
-                "preset `attention` records them, those of `nn.MultiheadAttention` with "
-                "`need_weights=False` or `average_attn_weights=False`."
+                "preset `attention` records them."
             )
         return found
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -11,7 +13,10 @@ import torch
 from torch import nn
 
 import comgra_decl as comgra
+from comgra_decl.cli.commands.plot import View
 from comgra_decl.query import open_run
+from comgra_decl.viewer import panes
+from comgra_decl.viewer.panes.base import Pane
 from tests.cli.test_commands import done
 from tests.support.fake_run import FakeRun
 from tests.support.traced import train
@@ -125,6 +130,39 @@ def test_every_view_becomes_a_vector_image(
     assert shown in texts(target)
 
 
+VIEWS = {
+    "AttentionPane": {"attention", "attention-lines", "attention-neurons"},
+    "ComparePane": {"runs-series", "graph"},  # the tensors that differ colour the graph
+    "CustomPane": None,  # what the program draws with any library
+    "DataPane": {"preview"},
+    "DistributionPane": {"distribution", "histogram"},
+    "ExplorePane": {"series", "kpis", "distributions", "cloud", "embedding", "runs-kpi"},
+    "GraphPane": {"graph"},
+    "KpisPane": {"kpis", "memory", "times"},
+    "OverviewPane": {"heat"},
+    "PicturesPane": {"picture", "landscape", "text", "lens", "embedding", "effects", "induction"},
+    "RunsPane": {"runs-kpi", "runs-series", "runs-settings", "runs-parallel"},
+    "SeriesPane": {"series"},
+    "SheetPane": {"preview"},
+    "StatisticsPane": {"samples"},
+    "ValuesPane": {"preview"},
+}
+"""The views of `comgra-decl plot` that draw what a pane of the viewer draws."""
+
+TEXT = {"Between", "Facts", "Findings", "Modules", "Notes", "Run", "Selectors", "Steps", "Strip"}
+"""Panes of text and tables, which are copied, or saved as CSV or JSON."""
+
+
+def test_every_drawing_of_the_viewer_is_a_view_of_the_command() -> None:
+    for module in pkgutil.iter_modules(panes.__path__, f"{panes.__name__}."):
+        importlib.import_module(module.name)
+    known = (pane for pane in Pane.__subclasses__() if pane.__module__.startswith(panes.__name__))
+    names = {pane.__name__ for pane in known}
+    assert names == VIEWS.keys() | {f"{name}Pane" for name in TEXT}
+    drawn = set().union(*(views or set() for views in VIEWS.values()))
+    assert drawn == {view.value for view in View}
+
+
 @pytest.mark.slow
 def test_other_formats_and_the_answer_as_json(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -165,6 +203,7 @@ def test_other_formats_and_the_answer_as_json(
         (["a.svg", "--pass", "grad"], "--pass of a graph needs --statistic or --colour"),
         (["a.svg", "--view", "attention"], "has no attention weights of single samples"),
         (["a.svg", "--view", "attention-lines"], "--view attention-lines needs --node"),
+        (["a.svg", "--view", "attention-neurons"], "--view attention-neurons needs --node"),
         (["a.svg", "--view", "memory", "--by", "day"], "by must be 'step' or 'moment', got 'day'"),
         (["a.svg", "--view", "runs-parallel"], "--view runs-parallel needs --name"),
         (

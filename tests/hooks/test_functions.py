@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -229,25 +229,62 @@ def test_a_function_that_does_not_exist_is_reported_with_near_names(tmp_path: Pa
     assert f == "comgra.nodes.e.select: 'math.pi' is not a function"
 
 
-def test_attention_of_torch_shows_its_weights(tmp_path: Path) -> None:
+class Attending(nn.Module):
+    """torch's attention in a module that returns only its output."""
+
+    def __init__(self, *, batch_first: bool = True) -> None:
+        super().__init__()
+        self.attn = nn.MultiheadAttention(4, 2, batch_first=batch_first)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.attn(x, x, x)[0])
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_attention_of_torch_shows_the_weights_of_each_sample_and_head(
+    tmp_path: Path, batch_first: bool
+) -> None:
     torch.manual_seed(0)
-    model, x = nn.MultiheadAttention(4, 2, batch_first=True), torch.randn(3, 5, 4)
-    _, expected = model(x, x, x, average_attn_weights=False)
-
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attn = model
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.attn(x, x, x)[0]
-
+    model, x = Attending(batch_first=batch_first), torch.randn(3, 5, 4)
+    x = x if batch_first else x.transpose(0, 1)
+    x.requires_grad_()
+    _, expected = model.attn(x, x, x, average_attn_weights=False)
     probs = {"select": {"function": "F.softmax"}, "batch_dim": 0, "values": True}
     nodes = {"all": {"select": "**"}, "probs": probs}
-    run = traced(tmp_path, nodes, lambda: train(Net(), x), samples={"count": 6})
-    weights = run.value("attn.softmax", 0).reshape(3, 2, 5, 5)
-    np.testing.assert_allclose(weights, expected.detach().numpy(), rtol=1e-6)
+    run = traced(tmp_path, nodes, lambda: train(model, x), samples={"count": 2})
+    slot = run.slot("attn.softmax")
+    assert slot.value(0).shape == (2, 2, 5, 5), "two samples are recorded, with their heads"
+    np.testing.assert_allclose(slot.value(0), expected.detach().numpy()[:2], rtol=1e-6)
     assert {("input", "attn.softmax"), ("attn.softmax", "attn")} <= {*run.edges()}
+
+
+def test_gradients_of_torchs_attention_weights_are_those_of_each_sample_and_head(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    model, x = Attending(), torch.randn(3, 5, 4)
+    query, key, value = (
+        (x @ w.T).reshape(3, 5, 2, 2).transpose(1, 2)
+        for w in model.attn.in_proj_weight.detach().chunk(3)
+    )
+    weights = torch.softmax(query @ key.transpose(2, 3) / 2**0.5, -1).requires_grad_()
+    mixed = (weights @ value).transpose(1, 2).reshape(3, 5, 4)
+    (mixed @ model.attn.out_proj.weight.T + model.attn.out_proj.bias).square().mean().backward()
+    assert weights.grad is not None
+    split = {"dim": 1, "name": "head"}
+    probs = {"select": {"function": "F.softmax"}, "values": True, "split": split}
+    nodes = {"all": {"select": "**"}, "probs": probs}
+
+    def steps() -> None:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    run = traced(tmp_path, nodes, steps, samples={"count": 3})
+    found = run.slot("attn.softmax", of="grad").value(0)
+    np.testing.assert_allclose(found, weights.grad.numpy(), rtol=1e-4, atol=1e-8)
+    part = run.slot("attn.softmax", role="output.head 1", of="grad").value(0)
+    np.testing.assert_array_equal(part, found[:, 1])
 
 
 def test_parts_of_calls_are_roles_of_their_node(tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ class View(StrEnum):
     LENS = "lens"
     ATTENTION = "attention"
     ATTENTION_LINES = "attention-lines"
+    ATTENTION_NEURONS = "attention-neurons"
     EMBEDDING = "embedding"
     MEMORY = "memory"
     TIMES = "times"
@@ -121,6 +122,9 @@ def command(
         ),
     ] = None,
     head: Annotated[int | None, typer.Option(min=0, help="Attention head.")] = None,
+    query: Annotated[
+        int | None, typer.Option(min=0, help="Position of the query of attention-neurons.")
+    ] = None,
     method: Annotated[
         str | None, typer.Option(help="Method of an embedding: pca (default), tsne or umap.")
     ] = None,
@@ -162,6 +166,7 @@ def command(
         "x": x,
         "colour": colour,
         "head": head,
+        "query": query,
         "method": method,
         "by": by,
     }

@@ -30,7 +30,7 @@ from comgra_decl.hooks.guarded import guarded
 from comgra_decl.hooks.modes import is_active
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.fast_paths import may_run_natively
-from comgra_decl.hooks.tensors.recorder import TensorRecorder, Wanted
+from comgra_decl.hooks.tensors.recorder import Reshape, TensorRecorder, Wanted
 from comgra_decl.spec.calls import CallRule, call_rules
 from comgra_decl.torch_private import without_functions
 
@@ -278,8 +278,22 @@ class FunctionTracer:
                     wanted=wanted,
                     graph=None if given else call.graph,
                     inputs=inputs,
+                    reshape=self._heads_apart(plan.function, tensor),
                 )
                 hidden.append(tensor)
+
+    def _heads_apart(self, function: str, tensor: torch.Tensor) -> Reshape | None:
+        """Return how to tell samples and heads apart in the weights of `nn.MultiheadAttention`.
+
+        If its weights are requested, it computes them as [samples * heads, queries, keys].
+        """
+        module = self._stack[-1].module if self._stack else None
+        if not isinstance(module, nn.MultiheadAttention) or tensor.dim() != 3:
+            return None
+        if not function.endswith("softmax") or tensor.shape[0] % module.num_heads:
+            return None
+        shape = (-1, module.num_heads, *tensor.shape[1:])
+        return lambda whole: whole.detach().reshape(shape)
 
     def _recompute(self, series: Series, call: _Call) -> None:
         """Recompute the weights of fused attention if there are few enough of them to store."""

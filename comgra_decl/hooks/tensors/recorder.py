@@ -35,6 +35,15 @@ class _Hook(partial[None]):
     __torch_unserializable__ = True
 
 
+def _reshaped(
+    reshape: Callable[[torch.Tensor], torch.Tensor],
+    hook: Callable[[torch.Tensor | None], None],
+    gradient: torch.Tensor | None,
+) -> None:
+    """Call a hook with the gradient in the shape in which it is recorded."""
+    hook(None if gradient is None else reshape(gradient))
+
+
 def _register(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
     """Register a hook as `tensor.register_hook` does, without a handle to remove it.
 
@@ -54,6 +63,10 @@ def _register(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> Non
 
 SlotOf = Callable[[str], "Slot"]
 """Returns the slot of a role, for one node and iteration."""
+
+
+Reshape = Callable[[torch.Tensor], torch.Tensor]
+"""Returns a tensor or its gradient, without history, in the shape in which it is recorded."""
 
 
 class Wanted(NamedTuple):
@@ -100,6 +113,7 @@ class TensorRecorder:
         wanted: Wanted,
         graph: Provenance | None = None,
         inputs: Iterable[torch.Tensor] = (),
+        reshape: Reshape | None = None,
     ) -> None:
         """Read one tensor, and its parts if `how` splits it; register hooks for their gradients.
 
@@ -109,14 +123,17 @@ class TensorRecorder:
         slot = slot_of(role)
         if capture.aside:
             slot = capture.in_pass(slot)
-        dim = capture.batch_dim(tensor, how.batch_dim, slot)
+        shown = tensor if reshape is None else reshape(tensor)
+        dim = capture.batch_dim(shown, how.batch_dim, slot)
         read = self.read_whole(
-            slot, tensor, dim, capture=capture, how=how, wanted=wanted, graph=graph, inputs=inputs
-        )
+            slot, tensor, dim, capture=capture, how=how, wanted=wanted, graph=graph, inputs=inputs,
+            reshape=reshape,
+        )  # fmt: skip
         if read and how.split is not None:
             self.read_parts(
-                tensor, role, slot_of, capture=capture, how=how, wanted=wanted, batch_dim=dim
-            )
+                tensor, role, slot_of, capture=capture, how=how, wanted=wanted, batch_dim=dim,
+                reshape=reshape,
+            )  # fmt: skip
 
     def read_whole(
         self,
@@ -129,6 +146,7 @@ class TensorRecorder:
         wanted: Wanted,
         graph: Provenance | None,
         inputs: Iterable[torch.Tensor],
+        reshape: Reshape | None = None,
     ) -> bool:
         """Read one tensor into a slot as `read` does, but not its parts.
 
@@ -136,7 +154,8 @@ class TensorRecorder:
             Whether the tensor can be read.
         """
         if wanted.tensor:
-            if capture.add(slot, tensor, batch_dim=batch_dim, values=how.values) is None:
+            shown = tensor if reshape is None else reshape(tensor)
+            if capture.add(slot, shown, batch_dim=batch_dim, values=how.values) is None:
                 return False
         elif is_functorch_wrapped(tensor):
             return False
@@ -145,7 +164,7 @@ class TensorRecorder:
         if wanted.gradient and self._awaits(tensor):
             # same as `watch`, without the extra call for each output
             hook = _Hook(self._on_gradient, capture, capture.epoch, slot, how.values, batch_dim)
-            self.hook(tensor, hook)
+            self.hook(tensor, hook if reshape is None else _Hook(_reshaped, reshape, hook))
         return True
 
     def watch(
@@ -171,16 +190,19 @@ class TensorRecorder:
         how: Capture,
         wanted: Wanted,
         batch_dim: int | None,
+        reshape: Reshape | None = None,
     ) -> None:
         """Read only the parts that `how` splits a tensor into, and their gradients."""
-        parts = self._parts(tensor, slot_of(role), capture, how, batch_dim)
+        shown = tensor if reshape is None else reshape(tensor)
+        parts = self._parts(shown, slot_of(role), capture, how, batch_dim)
         slots = [capture.in_pass(slot_of(f"{role}.{part.label}")) for part in parts]
         if wanted.tensor:
             for part, slot in zip(parts, slots, strict=True):
                 capture.add(slot, part.tensor, batch_dim=part.batch_dim, values=how.values)
         if wanted.gradient and self._awaits(tensor) and parts:
             args = (capture, capture.epoch, slots, how, batch_dim)
-            self.hook(tensor, partial(self._on_split_gradient, *args))
+            hook = partial(self._on_split_gradient, *args)
+            self.hook(tensor, hook if reshape is None else partial(_reshaped, reshape, hook))
 
     def _parts(
         self,

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import holoviews as hv
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from comgra_decl.query import Run
+import comgra_decl as comgra
+from comgra_decl.errors import UnknownNameError
+from comgra_decl.query import Run, open_run
 from comgra_decl.viewer.components.attention import AttentionView
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.attention import (
@@ -30,6 +33,7 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.page import create_page
 from comgra_decl.viewer.panes.attention import AttentionPane
+from comgra_decl.viewer.plotting import save
 from tests.support.traced import traced, train
 
 expect = pytest.importorskip("playwright.sync_api").expect
@@ -326,3 +330,59 @@ def test_attention_is_drawn_in_three_ways(run: Run, serve: Callable[..., str], p
     expect(page.locator(".attention header b")).to_have_text("second.weights")
     expect(page.get_by_role("button", name="Head 2")).to_have_attribute("aria-pressed", "true")
     expect(page.get_by_role("button", name="Head 0")).to_have_attribute("aria-pressed", "false")
+
+
+def test_the_vectors_and_products_of_a_query_are_drawn(fused: Run, tmp_path: Path) -> None:
+    (slot,) = layers(RunView(fused))
+    plots = fused.plot
+    layout = plots.attention_neurons(slot.node, query=3, head=1, step=1, sample=2)
+    vectors, products = layout.traverse(lambda part: part, [hv.QuadMesh])
+    query, key = (
+        fused.slot(slot.node, role=role).value(1)[2] for role in ("input", "input[1]")
+    )  # one key for all heads
+    np.testing.assert_array_equal(
+        vectors.dimension_values("value", flat=False), np.vstack([query[1, 3], key[0]])
+    )
+    np.testing.assert_array_equal(
+        products.dimension_values("product", flat=False), query[1, 3] * key[0]
+    )
+    weights = fused.slot(slot.node, role=slot.role).value(1)[2, 1, 3]
+    names = products.dimension_values("key and its weight", flat=False)[:, 0]
+    assert [float(name.rpartition(":")[2]) for name in names] == pytest.approx(weights, rel=1e-2)
+    image = save(layout, tmp_path / "neurons.svg").read_text()
+    assert all(f"<!-- {name} -->" in image for name in names)
+    with pytest.raises(UnknownNameError, match=f"no query {LENGTH}; there are {LENGTH}"):
+        plots.attention_neurons(slot.node, query=LENGTH)
+
+
+def test_the_preset_shows_each_head_of_torchs_attention_as_called_by_default(
+    tmp_path: Path,
+) -> None:
+    class Classifier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(50, 8), nn.Linear(8, 2)
+            self.attend = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embed(tokens)
+            mixed, _ = self.attend(x, x, x)
+            return cast(torch.Tensor, self.out(mixed.mean(1)))
+
+    torch.manual_seed(0)
+    model, tokens = Classifier(), torch.randint(50, (4, LENGTH))
+    x = model.embed(tokens)
+    expected = model.attend(x, x, x, average_attn_weights=False)[1].detach().numpy()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace("attention", root=tmp_path) as session:
+        nn.functional.cross_entropy(model(tokens), torch.tensor([0, 1, 1, 0])).backward()
+        optimizer.step()
+    run = open_run(session.path or "")
+    (slot,) = layers(RunView(run))
+    assert slot.node == "attend.softmax"
+    cells = run.plot.attention("attend.softmax", head=1, sample=1)
+    np.testing.assert_allclose(
+        cells.dimension_values("weight", flat=False), expected[1, 1], rtol=1e-6
+    )
+    with pytest.raises(UnknownNameError, match=r"queries and keys of .* were not recorded"):
+        run.plot.attention_neurons("attend.softmax")
