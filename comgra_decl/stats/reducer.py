@@ -28,6 +28,7 @@ from comgra_decl.stats.sums import LargeSums, Rows, compiled_at
 from comgra_decl.stats.support import (
     PLAIN,
     CannotReduceError,
+    address_of,
     as_rows,
     check,
     plain,
@@ -257,7 +258,7 @@ class Reducer:
             except RuntimeError as error:
                 raise CannotReduceError("cannot reduce a nested tensor: no single shape") from error
             node = self._node.children.get(key) or self._grow(key, tensor)
-            if not tensor.data_ptr():
+            if not address_of(tensor):
                 tensor = with_memory(tensor)
             if node.size is not None and _is_counted(tensor):
                 index = self._repeats.known(tensor, key)
@@ -314,7 +315,7 @@ class Reducer:
                         return self._put_off(node, tensor, key)
                 if not tensor.is_contiguous() or tensor.is_neg():
                     return None
-                source = tensor.data_ptr()
+                source = address_of(tensor)
                 if not source or node.version != node.group.version:  # type: ignore[union-attr]
                     return None
                 copy_memory(node.addresses[self._ring.slot], source, node.copied)

@@ -120,6 +120,16 @@ def is_allocated(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or tensor.untyped_storage().size() > 0
 
 
+def address_of(tensor: Tensor) -> int:
+    """Return the address of the first element of a strided tensor; 0 if it has no memory.
+
+    `data_ptr` of a view into freed storage is its offset in bytes, and reading there would crash
+    the program.
+    """
+    address = tensor.data_ptr()
+    return 0 if address == tensor.storage_offset() * tensor.element_size() else address
+
+
 def version_of(tensor: Tensor) -> int:
     """Return how often a tensor was written in place; 0 for tensors of inference mode."""
     return 0 if tensor.is_inference() else tensor._version

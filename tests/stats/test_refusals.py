@@ -43,8 +43,8 @@ def fake() -> torch.Tensor:
         return torch.empty(2, 3)
 
 
-def freed() -> torch.Tensor:
-    tensor = torch.ones(4)
+def freed(begin: int = 0) -> torch.Tensor:
+    tensor = torch.ones(begin + 4)[begin:]
     tensor.untyped_storage().resize_(0)
     return tensor
 
@@ -60,6 +60,7 @@ REFUSED: dict[str, Callable[[], torch.Tensor]] = {
     "FakeTensor": fake,
     "uninitialised": lambda: torch.nn.LazyLinear(3).weight,
     "freed": freed,
+    "storage was freed": lambda: freed(2),  # its address is not 0, but an offset from it
 }
 
 
@@ -84,10 +85,11 @@ def test_a_batch_dim_that_is_not_there(shape: tuple[int, ...], batch_dim: int) -
         reducer().add(torch.ones(shape), batch_dim=batch_dim)
 
 
+@pytest.mark.parametrize("begin", [0, 5])
 @pytest.mark.parametrize("elements", [10, 100_000])
-def test_memory_that_was_freed_after_the_first_step_is_not_read(elements: int) -> None:
+def test_memory_that_was_freed_after_the_first_step_is_not_read(elements: int, begin: int) -> None:
     by = reducer()
-    x = torch.randn(elements)
+    x = torch.randn(begin + elements)[begin:]
     by.add(x, batch_dim=None)
     by.finish()
     x.untyped_storage().resize_(0)
@@ -99,7 +101,9 @@ def test_zeros_without_memory_are_zeros() -> None:
     by = reducer()
     for elements in (10, 100_000):
         by.add(torch._efficientzerotensor((elements,)), batch_dim=None)
-    check([(torch.zeros(10), None), (torch.zeros(100_000), None)], ready(by.finish()))
+    by.add(torch._efficientzerotensor((10,))[4:], batch_dim=None)
+    zeros = [(torch.zeros(size), None) for size in (10, 100_000, 6)]
+    check(zeros, ready(by.finish()))
 
 
 def test_subclasses_that_are_ordinary_tensors_are_reduced() -> None:
