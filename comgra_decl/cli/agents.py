@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from comgra_decl import __version__
 from comgra_decl.cli.describe import plain
 from comgra_decl.errors import ComgraError, PlanError, UnknownNameError, did_you_mean, shown
 from comgra_decl.sinks.naming import TRAIN
@@ -289,6 +290,7 @@ def server(root: Path, *, allow_plan: bool = False) -> Any:
 
     built = Server(
         "comgra_decl",
+        version=__version__,
         instructions="Recorded training runs: what happened inside a network, and what went wrong. "
         "Begin with list_runs and findings.",
     )

@@ -62,7 +62,7 @@ class WandbSink:
             reinit="create_new",
             settings=self._wandb.Settings(console="off"),  # it would capture the program's output
         )
-        self._run.define_metric(STEP, hidden=True)
+        self._run.define_metric(STEP, hidden=True, summary="max")  # texts come after all numbers
         self._run.define_metric("*", step_metric=STEP)
 
     @property

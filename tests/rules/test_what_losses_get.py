@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,23 @@ def test_a_softmax_over_the_batch_mixes_samples(
     findings = found(tmp_path, lambda: fit(mlp(4, 8, 3, end), classification(form)))
     assert by_rule(findings)["batch_mixing"].severity == severity
     assert findings[0].rule == "batch_mixing"
+
+
+def test_logits_whose_first_loss_happens_to_be_that_of_guessing_in_the_batch(
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(BATCH, 4), torch.randint(0, 3, (BATCH,))
+    model = nn.Linear(4, 3)
+    scales = torch.linspace(0, 30, 3000)[1:]
+    with torch.no_grad():
+        losses = torch.stack([F.cross_entropy(s * model(x), y) for s in scales])
+        scale = scales[(losses - math.log(BATCH)).abs().argmin()]
+        model.weight.mul_(scale)
+        model.bias.mul_(scale)  # type: ignore[union-attr]
+        assert F.cross_entropy(model(x), y).item() == pytest.approx(math.log(BATCH), rel=0.01)
+    rules = by_rule(found(tmp_path, lambda: fit(model, lambda m: F.cross_entropy(m(x), y))))
+    assert "batch_mixing" not in rules
 
 
 def contrast(model: nn.Module) -> torch.Tensor:

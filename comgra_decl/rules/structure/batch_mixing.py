@@ -33,9 +33,9 @@ class BatchMixing(Rule):
         "to a warning. First, a softmax in the backward graph of the loss runs over the batch. "
         "This is assumed if the softmax runs over dimension 0, the size of this dimension equals "
         "the batch size of the targets, and the next dimension has a different size. Second, the "
-        "only loss of the run is a cross-entropy whose first value "
-        f"is within {_NEAR:.0%} of ln(batch), while ln(classes) differs from ln(batch), unless the "
-        "loss has fallen by half and is still near its minimum."
+        "only loss of the run takes probabilities of classes, as `nll_loss` does, and its first "
+        f"value is within {_NEAR:.0%} of ln(batch), while ln(classes) differs from ln(batch), "
+        "unless the loss has fallen by half and is still near its minimum."
     )
     source = (
         "Karpathy, A Recipe for Training Neural Networks, which suggests using backprop to find "
@@ -93,6 +93,8 @@ class BatchMixing(Rule):
         loss, classes = self._first[1], call.classes
         batch = call.target.shape[0] if call.target.shape else 0
         if min(batch, classes) < 2 or not call.target.is_integer:
+            return []
+        if call.function in LOGITS_OF_CLASSES:  # computes the softmax over the classes itself
             return []
         near = abs(loss - log(batch)) < _NEAR * log(batch)
         if not near or abs(log(batch) - log(classes)) < 5 * _NEAR * log(classes):
