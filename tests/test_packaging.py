@@ -236,6 +236,7 @@ def recorded(environment: Environment, folder: Path) -> set[tuple[str, str, int]
     return {(run["group"], run["state"], run["last_step"]) for run in runs}
 
 
+@pytest.mark.slow
 def test_torch_finds_the_door_in_the_environment(environment: Environment, trained: Path) -> None:
     assert recorded(environment, trained) == {("quiet", "finished", 11)}
 

@@ -86,7 +86,7 @@ def _printed(output: str) -> str:
 
 
 @pytest.mark.parametrize("preset", shortened(["debug", "light"], tried=1))
-@pytest.mark.parametrize("door", ["environment", "command", "hydra", "block"])
+@pytest.mark.parametrize("door", shortened(["environment", "hydra", "command", "block"], tried=2))
 def test_a_program_ends_as_without_tracing_and_leaves_one_run(
     door: str, preset: str, tmp_path: Path
 ) -> None:

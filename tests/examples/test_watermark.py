@@ -69,6 +69,7 @@ def test_occlusion_shows_the_mark_only_in_the_network_that_has_seen_it(
     assert {*strongest.tolist()} <= {6 * 8 + 6, 6 * 8 + 7, 7 * 8 + 6, 7 * 8 + 7}  # in the mark
 
 
+@pytest.mark.slow
 def test_grad_cam_finds_what_supports_the_class_in_the_mark(
     marked: tuple[Run, str], covered: tuple[Run, str]
 ) -> None:

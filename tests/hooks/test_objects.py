@@ -77,6 +77,7 @@ def test_another_thread_finishes_the_tuple_that_it_makes(look: str) -> None:
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between instructions only")
+@pytest.mark.slow
 def test_so_it_does_if_the_program_has_an_audit_hook() -> None:
     """`id` is an audited event, and hooks cannot be removed: in a process of its own."""
     code = """

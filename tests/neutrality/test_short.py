@@ -21,11 +21,12 @@ from comgra_decl.doors import environment
 from tests.support.shortened import shortened
 
 SHORT = """
-torch/mlp torch/embedding-sparse torch/lstm-packed torch/attention-weights torch/encoder-padded
-torch/checkpointed torch/vmapped-ensemble torch/lbfgs torch/adversarial torch/adamw-fused
-torch/hooked torch/intervened torch/replayable torch/pictured-images
+torch/mlp torch/embedding-sparse torch/lstm-packed torch/encoder-padded torch/lbfgs torch/hooked
+torch/intervened torch/pictured-images
 """.split()
 LONG = """
+torch/attention-weights torch/checkpointed torch/vmapped-ensemble torch/adversarial
+torch/adamw-fused torch/replayable
 torch/instance-norm torch/encoder-frozen torch/mixture-routed torch/gradient-penalty
 torch/scripted-part torch/pictured-words examples/tutorial transformers/bert transformers/llama
 """.split()

@@ -126,6 +126,7 @@ def test_what_follows_is_that_of_plain_hooks(earlier: Run, later: Run) -> None:
         np.testing.assert_array_equal(changed(later, name, "head"), output.numpy())
 
 
+@pytest.mark.slow
 def test_a_direction_of_another_run_is_projected_off(earlier: Run, later: Run) -> None:
     labels = earlier.samples(0, type="probe:eyes")["label"].tolist()
     source = value(earlier, "twice").astype(np.float64)

@@ -306,6 +306,7 @@ def trained(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+@pytest.mark.slow
 def test_an_overview_from_the_index_is_that_of_the_runs(trained: Path) -> None:
     expected = overview(open_run(run.path) for run in list_runs(trained))
     for _ in range(2):  # computed, and then read from the file

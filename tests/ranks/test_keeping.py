@@ -196,6 +196,7 @@ def test_what_a_later_session_replaced_is_in_no_chunk_and_no_export(
     assert [int(step) for chunk in one for step in chunk.steps] == steps
 
 
+@pytest.mark.slow
 def test_the_commands_do_all_ranks(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_rank_that_runs_eagerly_meets_those_that_run_compiled(trained: Trained
     assert one["shown"] == []
 
 
+@pytest.mark.slow
 def test_compiled_code_that_calls_collectives_itself_runs_eagerly_on_all_ranks(
     trained: Trained,
 ) -> None:

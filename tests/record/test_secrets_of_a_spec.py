@@ -125,7 +125,7 @@ def _contents(run: Path) -> dict[str, bytes]:
         by_trace,
         by_trace_with_plain_text,
         by_a_checked_spec,
-        by_file,
+        pytest.param(by_file, marks=pytest.mark.slow),
         pytest.param(by_override, marks=pytest.mark.slow),
         pytest.param(by_variable, marks=pytest.mark.slow),
         pytest.param(by_hydra, marks=pytest.mark.slow),

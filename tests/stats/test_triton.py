@@ -115,7 +115,19 @@ def numbers(shape: tuple[int, ...], dtype: torch.dtype, *, seed: int = 0) -> tor
     return x.to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, *OTHERS], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(
+            each,
+            marks=[]
+            if each in (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+            else [pytest.mark.slow],
+        )
+        for each in (*FLOATS, *INTEGERS, *OTHERS)
+    ],
+    ids=str,
+)
 def test_triton_sums_equal_the_oracle(dtype: torch.dtype) -> None:
     tensors = [(numbers(shape, dtype), batch_dim) for shape, batch_dim in SHAPES]
     by = on_gpu()
@@ -152,7 +164,7 @@ def test_triton_treats_what_is_not_finite_as_numpy_does(
 
 
 @pytest.mark.parametrize("length", [33, 9000])
-@pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e18, 1e25, 1e37])
+@pytest.mark.parametrize("scale", shortened([1e-40, 1e37, 1e-30, 1e18, 1e25], tried=2))
 def test_triton_reads_what_float32_cannot_add_up_once_more(scale: float, length: int) -> None:
     x = numbers((3, length), torch.float32) * scale / 4
     x[2] = 0
@@ -183,7 +195,7 @@ def test_triton_takes_complex_and_empty_tensors() -> None:
     check(tensors, reduce(tensors, on_gpu()))
 
 
-@pytest.mark.parametrize("part", shortened([7, 5000, 1, 100], tried=2))
+@pytest.mark.parametrize("part", shortened([7, 5000, 1, 100], tried=1))
 def test_triton_leaves_tensors_that_need_a_large_copy_to_torch_in_parts(
     part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

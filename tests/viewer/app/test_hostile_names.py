@@ -147,6 +147,7 @@ def test_the_ways_onto_the_page() -> None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("suffix", shortened([".svg", ".html"], tried=1))
+@pytest.mark.slow
 def test_saved_plots_show_names_as_text(runs: Path, page: Any, tmp_path: Path, suffix: str) -> None:
     """Other texts would be formulas, elements, or characters that XML does not allow."""
     run = open_run(runs)

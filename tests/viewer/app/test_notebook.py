@@ -267,6 +267,7 @@ def cells(fake: FakeRun) -> list[list[dict[str, Any]]]:
     return [[*cell.outputs] for cell in book.cells]
 
 
+@pytest.mark.slow
 def test_a_notebook_shows_plots_and_the_viewer_as_the_last_line_of_a_cell(
     cells: list[list[dict[str, Any]]],
 ) -> None:

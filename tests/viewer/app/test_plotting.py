@@ -648,6 +648,7 @@ def test_points_without_neighbours_are_marked_on_an_axis_of_names() -> None:
     assert list(marks.data_source.data["x"]) == ["lr0.1-s0", "lr0.3-s0"]
 
 
+@pytest.mark.slow
 def test_every_plot_can_be_saved_as_an_image(run: Run, group: Group, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     slot = run.slot("head")

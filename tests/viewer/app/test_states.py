@@ -104,6 +104,7 @@ def test_a_new_run_is_offered_without_moving_what_is_looked_at(runs: Path, show:
 @pytest.mark.parametrize(
     "gone", shortened(["group/small", "group/small/trace.ocdbt/manifest.ocdbt"], tried=1)
 )
+@pytest.mark.slow
 def test_a_run_that_goes_away_while_it_is_viewed_comes_back(
     gone: str, runs: Path, tmp_path: Path, show: Show
 ) -> None:

@@ -47,7 +47,7 @@ def opened(viewer: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize(
     "sections",
-    shortened([("inspect", "compare", "run"), ("overview", "values", "findings")], tried=1),
+    shortened([("inspect", "compare"), ("overview", "values", "findings", "run")], tried=1),
 )
 def test_nothing_is_cut_off_in_a_narrow_window(
     sections: tuple[str, ...], opened: Callable[..., Any]
