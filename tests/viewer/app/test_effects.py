@@ -225,6 +225,25 @@ def test_a_place_of_a_sweep_says_how_to_record_it(view: RunView, tmp_path: Path)
     assert words[5] == f"interventions.here={found.entry}"
 
 
+def test_the_gradient_of_a_parameter_is_one_number_for_all_samples(tmp_path: Path) -> None:
+    cut = {**OUT, "do": "zero", "pass": "grad", "sweep": ["node", "head"]}
+    cut["measure"] = {"gradient": "embed", "role": "weight"}
+    view = RunView(traced({**SPEC, "interventions": {"cut": cut}}, tmp_path, steps=1))
+    (table,) = effect_tables(view, "eyes", 0)
+    assert table.note.startswith("one number for all samples at step 0")
+    found = place_effects(view, table, 1, 2)
+    assert found is not None
+    assert found.labels == ("all samples",)
+    assert found.measure == "norm of the gradient of loss at embed, weight"
+    assert json.loads(found.entry)["pass"] == "grad"
+    (effect,) = found.effects
+    assert effect == view.run.effects("cut", 0)["mean"].loc[(0, "blocks.1.attn.out", 2)]
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(view, step=0, node="head"))
+    pane._on_message({"send": cell_token("cut", 1, 2)})
+    assert "<tr><th>all samples</th><td>" in pane.view.html
+
+
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> RunView:
     """A sweep over 144 heads and 32 positions."""
