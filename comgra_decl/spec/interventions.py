@@ -501,14 +501,14 @@ Measure = Annotated[
 
 
 class GradientMeasure(SpecModel):
-    """The norm of a gradient, for each sample."""
+    """The norm of a gradient: for an output or an input, that of each sample."""
 
     gradient: str
     """The module, by its path; "" is the model."""
 
     role: Annotated[str, Field(min_length=1)] = "output"
     """The tensor of the module: `output`, `input`, `output[1]`, or a parameter such as `weight`.
-    For a parameter, each sample has the norm of its own share of the gradient."""
+    A parameter has one gradient, and thus one norm, for all samples together."""
 
     of: Measure = "loss"
     """What the gradient is of, as a mean over the samples."""
