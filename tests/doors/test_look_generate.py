@@ -515,7 +515,7 @@ def test_a_sweep_over_heads_measures_what_is_generated_without_each(sample: bool
     torch.manual_seed(1)
     clean = model.generate(tokens, sample=sample)
     assert torch.equal(found.output, clean)  # the record is that of the unchanged generation
-    effects = found.effects("heads")
+    effects: Any = found.effects("heads")
     assert effects.index.names == ["step", "node", "head"]
     for block in range(2):
         for head in range(HEADS):
@@ -549,7 +549,7 @@ def test_a_sweep_over_positions_counts_them_in_the_whole_sequence(tmp_path: Path
     half = hooked(model.get_submodule("blocks.1.mlp"), lambda x, _: x * 0.5)
     with half:
         baseline = mean_of_tokens(model.generate(tokens))
-    effects = found.effects("positions")
+    effects: Any = found.effects("positions")
     assert effects.index.get_level_values("position").tolist() == [*range(LENGTH + NEW - 1)]
     for position in (0, 5, LENGTH, LENGTH + 2):
 
@@ -748,7 +748,8 @@ def test_ablated_heads_of_transformers_are_measured_by_the_logits_of_what_is_gen
         row = found.effects("logits").loc[(0, head), [0, 1]]
         np.testing.assert_array_equal(row.to_numpy(np.float32), wanted.numpy())
         tokens = mean_of_tokens(without) - mean_of_tokens(clean)
-        assert found.effects("tokens").loc[(0, head), [0, 1]].tolist() == tokens.tolist()
+        row = found.effects("tokens").loc[(0, head), [0, 1]]
+        assert row.to_numpy().tolist() == tokens.tolist()
     assert found.effects("logits")["mean"].abs().min() > 0
 
 

@@ -98,7 +98,9 @@ class Grading(Numbered):
         given = self._begun(path, number, "input", given)
         if self._inner is not None:
             given = self._inner.before(path, module, *given) or given
-        return self.handled(path, number, "input", given)
+        hooked: tuple[tuple[Any, ...], dict[str, Any]]
+        hooked = self.handled(path, number, "input", given)
+        return hooked
 
     def after(self, path: str, module: torch.nn.Module, output: Any) -> Any:
         """Handle the end of a call; return its output."""

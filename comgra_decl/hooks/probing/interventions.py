@@ -456,7 +456,7 @@ def _whole(
     with torch.no_grad(), _changed(edits, route, study, watch) as output:
         same = _equal(output, study.output)
         try:
-            gauge = Gauge(spec, study.subject.samples, study.output)
+            gauge = Gauge(spec.objective, study.subject.samples, study.output)
             clean, value = gauge(study.output)[0], gauge(output)[0]
             effects = value - clean
             facts = {"measure": gauge.name, "clean": clean.tolist(), "baseline": clean.tolist()}
@@ -489,7 +489,7 @@ def _swept(
 ) -> Made:
     """Return the effects of the last change in each place, with the others always made."""
     *first, edit = edits
-    gauge = Gauge(spec, study.subject.samples, study.output)
+    gauge = Gauge(spec.objective, study.subject.samples, study.output)
     with torch.no_grad():
         clean = gauge(study.output)[0]
     if route is None:
