@@ -229,7 +229,11 @@ def test_a_quantised_language_model_generates_with_changes_and_has_a_lens() -> N
     top = logits.argmax(-1, keepdim=True)
     for place in range(text.shape[1]):
         kept = torch.ones(text.shape[1], 1).index_fill(0, torch.tensor([place]), 0.0)
-        with hooked(model.embed, lambda x, _, kept=kept: x * kept):
+
+        def covered(x: Tensor, _: int, kept: Tensor = kept) -> Tensor:
+            return x * kept
+
+        with hooked(model.embed, covered):
             without = model(text)[:, -1]
         wanted = (logits - without).gather(-1, top)[:, 0]
         np.testing.assert_allclose(why.reshape(len(text), -1)[:, place], wanted, atol=1e-5)

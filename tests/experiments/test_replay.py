@@ -634,6 +634,7 @@ def test_compare_shows_a_changed_replay_beside_the_run(
     for name, equal in (("same", True), ("changed", False)):
         again = comgra.open_run(tmp_path / name)
         differing = compared = 0
+        row: Any
         for row in again.slots.itertuples():
             if row.kind in ("loss", "target", "input"):
                 continue

@@ -159,7 +159,7 @@ def test_a_zero_at_the_input_of_a_branch_is_what_a_full_backward_hook_gives(
     found: Recording,
 ) -> None:
     model = initial()
-    model.blocks[1].norm.register_full_backward_hook(
+    model.get_submodule("blocks.1.norm").register_full_backward_hook(
         lambda _, given, __: (torch.zeros_like(given[0]),)
     )
     _, wanted, _ = plain(model=model)
@@ -209,6 +209,7 @@ def traced(declared: dict[str, Any], root: Path) -> Any:
         tokens, classes = batches(1)[0]
         F.cross_entropy(model(tokens), classes).backward()
         torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert session.path is not None
     return comgra.open_run(session.path)
 
 
@@ -261,7 +262,9 @@ def test_a_change_of_values_is_measured_by_the_gradient_that_follows(tmp_path: P
     for ablated in (False, True):
         model, tokens = initial(), batches(1)[0][0][:COUNT]
         if ablated:
-            model.blocks[1].mlp.register_forward_hook(lambda _, __, out: torch.zeros_like(out))
+            model.get_submodule("blocks.1.mlp").register_forward_hook(
+                lambda _, __, out: torch.zeros_like(out)
+            )
         kept: list[Tensor] = []
         model.blocks[0].register_forward_hook(
             lambda _, __, out, kept=kept: out.register_hook(kept.append) and None
