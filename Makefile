@@ -67,7 +67,8 @@ test-bridges: $(VENV)/peers/.test $(VENV)/.zoo browser  ## send runs to other to
 test-research: $(VENV)/research/.test  ## compare with TransformerLens, nnsight and pyvene on the same weights
 	@$(VENV)/research/bin/python -m benchmarks.transformerlens
 	@$(VENV)/research/bin/python -m pytest tests/benchmarks/test_transformerlens.py \
-		tests/docs/test_coming_from.py tests/probing/test_left_alone.py $(ARGS)
+		tests/docs/test_coming_from.py tests/probing/test_left_alone.py \
+		-m "slow or not slow" $(ARGS)
 
 test-oldest: $(OLDEST)/.test browser  ## run most tests with the oldest supported version of every dependency
 	@CHROMIUM="$$(.ci/chromium)" $(OLDEST)/bin/python -m pytest -n $(WORKERS) \

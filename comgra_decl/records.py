@@ -584,7 +584,9 @@ INTERVENTION = "intervention"
 - "measure": what was measured. "clean", "baseline": the measure of each sample in the unchanged
   pass, and in the pass with the changes of `first`. Missing if it cannot be measured, in which case
   "unmeasured" is the reason.
-- "same": True if the model's output was the same as in the unchanged pass.
+- "same": True if the model's output was the same as in the unchanged pass, and with "gradients",
+  also the gradients of all parameters and inputs.
+- "gradients": True if a backward pass followed, because gradients were changed or measured.
 """
 
 OPTIMIZERS = "optimizers"

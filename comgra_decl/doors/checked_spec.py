@@ -242,6 +242,7 @@ def _entries(content: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         where, first = f"interventions.{name}", _get(each, "first")
         yield f"{where}.do", _get(each, "do")
         yield f"{where}.measure", _get(each, "measure")
+        yield f"{where}.measure.of", _get(_get(each, "measure"), "of")
         for i, change in enumerate(first if isinstance(first, list) else ()):
             yield f"{where}.first[{i}].do", _get(change, "do")
 

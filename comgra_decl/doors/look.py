@@ -30,6 +30,7 @@ from comgra_decl.hooks.probing.copying import CleanCopy, unwrapped
 from comgra_decl.hooks.probing.dictionaries import attach
 from comgra_decl.hooks.probing.loading import EXTRA_STATE, load
 from comgra_decl.hooks.probing.method_calls import MethodCalls, ModelCall
+from comgra_decl.hooks.probing.method_effects import Called, MethodEffect, effects_on, problems_of
 from comgra_decl.hooks.probing.seclusion import Autocast, undisturbed
 from comgra_decl.hooks.pytree import first_batch_size, tensors_in
 from comgra_decl.hooks.tensors.loss_calls import nodes_behind
@@ -38,8 +39,14 @@ from comgra_decl.query.checkpoints import Checkpoint, all_tensors, as_tensor
 from comgra_decl.record.context import RunContext
 from comgra_decl.record.recalling import Recalling
 from comgra_decl.record.session import Session
+from comgra_decl.records import INTERVENTION_PREFIX
 from comgra_decl.spec.dictionaries import DictionaryPlace
-from comgra_decl.spec.interventions import ChangeSpec, changes_from, needs_labels
+from comgra_decl.spec.interventions import (
+    ChangeSpec,
+    InterventionSpec,
+    changes_from,
+    needs_labels,
+)
 from comgra_decl.spec.probes import ProbeName, probe_type
 
 if TYPE_CHECKING:
@@ -137,7 +144,7 @@ class Look(Run):
             UnknownNameError: it was not recorded.
         """
         slot = self.slot(node, role=role, of=of)
-        (kind,) = self.types
+        (kind,) = (name for name in self.types if not name.startswith(INTERVENTION_PREFIX))
         parts: dict[int, NDArray[Any]] = {}
         most = None
         for step in slot.shapes(type=kind).index:
@@ -222,7 +229,9 @@ def look(
         interventions: interventions on the samples, as in a spec but without `of`, also with
             `sweep`, `into` or `estimate`: `{"heads": {"select": "blocks.*.attn.out", "role":
             "input", "do": "mean", "sweep": ["node", "head"]}}` for `cache.effects("heads")`. They
-            need further passes, as pictures do, and leave the record of the call as it is.
+            need further passes, as pictures do, and leave the record of the call as it is. Of a
+            method, each place of a sweep is a call of the method, and `measure` is a function of
+            what it returns.
         changes: what is changed in the model while it is called: one or several mappings with the
             keys of an intervention: `select`, `exclude`, `role`, `iteration`, `parts` and `do`.
         dictionaries: sparse autoencoders and transcoders by name, as in a spec but with the object
@@ -248,14 +257,16 @@ def look(
     described = _dictionaries(dictionaries)
     content = _declared(spec, pictures, interventions)
     further = [*content["pictures"], *content["interventions"]]
-    _check_method(model, call, loss=loss, further=further)
+    _check_method(model, call, loss=loss, pictures=[*content["pictures"]])
+    of_method = {} if call == "forward" else _of_method(content)
     if specs and further:
         raise CallError(
             "pictures and interventions are made of the unchanged model, so `changes` cannot be "
             "combined with `interventions` or pictures (of the spec or `pictures`); make two calls"
         )
     step = weights.step if isinstance(weights, Checkpoint) else 0
-    gradient = torch.is_grad_enabled() or loss is not None or bool(further)
+    single = call == "forward"
+    gradient = torch.is_grad_enabled() or loss is not None or (bool(further) and single)
     folder = Path(tempfile.mkdtemp(prefix="comgra-look-"))
     try:
         with ExitStack() as stack:
@@ -277,9 +288,10 @@ def look(
             stack.enter_context(torch.set_grad_enabled(gradient))
             stack.enter_context(Autocast.now(own.device.type).again())
             batch = first_batch_size(args, named) or 1
-            if call != "forward":
+            rows = batch
+            if not single:
                 batch *= _copies(model, named)
-            placed = _placed(content, folder, step, batch=batch, single=call == "forward")
+            placed = _placed(content, folder, step, batch=batch, single=single)
             changed = None
             if specs:
                 changed = ChangedCalls(own, specs, recall=partial(Recalling(), "eval"))
@@ -289,7 +301,11 @@ def look(
                     args, named = _inputs(inputs, kwargs, own)
                     with torch.no_grad(), changed.remembered():
                         replace(called, args=args, kwargs=named).call()
-                run = _recorded(placed, called, loss, model)
+                effects = [
+                    _effects(name, each, called, inputs, kwargs, samples=rows)
+                    for name, each in of_method.items()
+                ]
+                run = _recorded(placed, called, loss, model, effects)
         found = Look(run)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -301,6 +317,50 @@ def look(
     found.changes = [] if changed is None else changed.said()
     remove_with(found, folder)
     return found
+
+
+def _of_method(content: dict[str, Any]) -> dict[str, InterventionSpec]:
+    """Take the interventions from a spec, and return those on the calls of a method.
+
+    Raises:
+        CallError: they are not possible for a method.
+    """
+    from comgra_decl.spec import load_spec
+
+    declared, content["interventions"] = content["interventions"], {}
+    if not declared:
+        return {}
+    specs = load_spec({"probes": {_SAMPLES: {}}, "interventions": declared}).interventions
+    problems = [p for name, each in specs.items() for p in problems_of(name, each)]
+    if problems:
+        raise CallError("; ".join(problems))
+    return dict(specs)
+
+
+def _effects(
+    name: str,
+    spec: InterventionSpec,
+    called: _Called,
+    inputs: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    samples: int,
+) -> MethodEffect:
+    """Return the effects of an intervention on what a method returns."""
+    where = f"interventions[{name!r}]"
+    names = [*(f"{where}.first[{i}]" for i in range(len(spec.first))), where]
+    changes = ChangedCalls(
+        called.own, [*spec.first, spec], recall=partial(Recalling(), "eval"), names=names
+    )
+
+    def call(made: ChangedCalls) -> Called:
+        args, named = _inputs(inputs, kwargs, called.own)
+        again = replace(called, args=args, kwargs=named, changed=made, calls=[])
+        output = again.call(again.calls.append)
+        ends = [each.positions.stop for each in again.calls if each.positions is not None]
+        return Called(output, max(ends, default=None))
+
+    return effects_on(name, spec, changes, call, samples=samples)
 
 
 def remove_with(found: Look, folder: Path) -> None:
@@ -323,7 +383,7 @@ def _check(model: object, loss: object) -> None:
         )
 
 
-def _check_method(model: nn.Module, name: object, *, loss: object, further: Sequence[str]) -> None:
+def _check_method(model: nn.Module, name: object, *, loss: object, pictures: Sequence[str]) -> None:
     inner = unwrapped(model)
     kind = type(inner)
     method: Any = None
@@ -355,9 +415,9 @@ def _check_method(model: nn.Module, name: object, *, loss: object, further: Sequ
             f"a loss belongs to one call of the model, but {name!r} makes several. Look at its "
             "output in a second call, as in comgra.look(model, found.output, loss=...)"
         )
-    if further:
+    if pictures:
         raise CallError(
-            f"pictures and interventions ({', '.join(further)}) belong to one call of the model, "
+            f"pictures ({', '.join(pictures)}) belong to one call of the model, "
             f"but {name!r} makes several. Make them of its output in a second call, as in "
             "comgra.look(model, found.output, pictures=...)"
         )
@@ -591,8 +651,14 @@ class _Called:
         return output
 
 
-def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) -> Path:
-    """Call the copy of `model`, record the call, and return the folder of the run."""
+def _recorded(
+    spec: Spec,
+    called: _Called,
+    loss: Loss | None,
+    model: nn.Module,
+    effects: Sequence[MethodEffect],
+) -> Path:
+    """Call the copy of `model`, record the call and the effects, and return the run's folder."""
     module = called.own.module
     single = called.method == "forward"
     session = _CallSession(spec, context=RunContext(), model=module, single=single)
@@ -617,6 +683,8 @@ def _recorded(spec: Spec, called: _Called, loss: Loss | None, model: nn.Module) 
             session.never_called(called.method)
         if not single:
             called.output = output
+        for each in effects:
+            session.add_effects(each)
     finally:  # also ends the writer's thread if the session failed to start
         environment.recorded(session, False)
         session.finish()
@@ -716,6 +784,14 @@ class _CallSession(Session):
         """Read the gradients of the parameters, and close the record."""
         if self._hooks is not None:
             self._hooks.end_call()
+
+    def add_effects(self, effects: MethodEffect) -> None:
+        """Store the effects of an intervention on what a method returns."""
+        if self._hooks is not None:
+            node, step = type(unwrapped(self._model)).__name__, self._spec.schedule.first - 1
+            self._hooks.emit(
+                lambda table: effects.record(node, step, table), warning=effects.nothing
+            )
 
     def _tracing_failed(self, error: BaseException) -> None:
         self._fault = error

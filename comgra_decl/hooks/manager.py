@@ -122,6 +122,7 @@ class HookManager:
         self._graphs = Captures(reporter.warn, on_fault=fault)
         self._unended = UnendedSteps()
         self._table = SlotTable()
+        self._sink = sink
 
         # components that depend on the spec
         self._declared = declared = Declared(
@@ -437,6 +438,17 @@ class HookManager:
         direct = self._hooks.direct
         direct.follow(module, args, kwargs)
         return lambda output: direct.followed(module, args, output)
+
+    def emit(self, make: Callable[[SlotTable], RawStep], *, warning: str | None) -> None:
+        """Store a record that is made outside of the steps.
+
+        Args:
+            make: returns the record; receives the table that assigns the ids of its slots.
+            warning: what is reported about it.
+        """
+        if warning is not None:
+            self._reporter.warn(warning)
+        self._sink(make(self._table))
 
     @guarded
     def end_call(self) -> None:

@@ -135,7 +135,7 @@ class _Model:
         sizes = {
             m["path"]: sum(p["count"] for p in m["parameters"].values()) for m in self._modules
         }
-        best: tuple[int, list[str]] = (0, [])
+        best: tuple[int, list[str]] = (-1, [])  # quantised layers may have no parameters
         for parent in self._modules:
             if parent["class"] not in ("ModuleList", "Sequential"):
                 continue

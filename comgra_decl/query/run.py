@@ -907,9 +907,10 @@ class Run(RunFacts):
         "changes" has an entry for each change, in order: "tensors" and "elements" that were to be
         changed, the number of elements that differ afterwards ("changed"), and the "largest"
         difference. "received" is the same for the receivers in `into`, as a sum over all pairs of a
-        sweep. "same" is True if the model's output was the same. "measure" is what was
-        measured, "clean" each sample's value in the unchanged pass, and "baseline" that without the
-        change. If nothing could be measured, "unmeasured" is the reason.
+        sweep. "same" is True if the model's output was the same and, where "gradients" is True
+        because they were changed or measured, those of all parameters and inputs, too. "measure" is
+        what was measured, "clean" each sample's value in the unchanged pass, and "baseline" that
+        without the change. If nothing could be measured, "unmeasured" is the reason.
 
         Args:
             intervention: one of `interventions`.

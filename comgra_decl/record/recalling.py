@@ -44,14 +44,12 @@ class Recalling:
         """
         type_ = source.type or type_
         node, role = source.node or call.path, source.role or call.role
-        key = (source.run, source.step, type_, node, role, call.iteration)
+        key = (source.run, source.step, type_, node, role, call.iteration, call.pass_)
         if key not in self._known:
-            self._known[key] = self._read(source, type_, node, role, call.iteration)
+            self._known[key] = self._read(source, type_, node, role, call)
         return self._known[key]
 
-    def _read(
-        self, source: RecordedSpec, type_: str, node: str, role: str, iteration: int
-    ) -> Recorded:
+    def _read(self, source: RecordedSpec, type_: str, node: str, role: str, call: Call) -> Recorded:
         from comgra_decl.query.checkpoints import as_tensor  # only what reads needs pandas
 
         run = self._opened(source.run)
@@ -65,7 +63,7 @@ class Recalling:
         records = run.records
         steps = records["step"][records["type"] == type_]
         step = int(steps.max()) if source.step is None else source.step
-        slot = run.slot(node, role=role, iteration=iteration)
+        slot = run.slot(node, role=role, iteration=call.iteration, of=call.pass_)
         values = as_tensor(slot.value(step, type=type_))
         labels = [
             "" if label is None else str(label) for label in run.samples(step, type=type_)["label"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, Self
 
 from pydantic import (
@@ -358,8 +359,8 @@ class PlaceSpec(SpecModel):
     def _is_no_gradient(self) -> Self:
         if self.role in _GRADIENTS or self.role.endswith(".grad"):
             raise ValueError(
-                f"role: {self.role!r} is a gradient, which the forward pass of an intervention "
-                "does not compute"
+                f"role: {self.role!r} is a gradient; name the tensor, such as output or weight, "
+                "and add `pass: grad`"
             )
         return self
 
@@ -420,6 +421,24 @@ class ChangeSpec(PlaceSpec):
     0.5}`, `{clamp: [0, 1]}`, `{add: ...}`, `{patch: ...}`, `{project_off: ...}`, or `{_target_:
     package.module.function}`."""
 
+    pass_: Literal["forward", "grad"] = Field("forward", alias="pass")
+    """Whether the tensor itself is changed, or its gradient (`grad`). Gradients are those of
+    `measure`, as a mean over the samples; `clean`, `mean` and the like are then gradients, too."""
+
+    @property
+    def of_gradients(self) -> bool:
+        """Whether gradients are changed rather than the tensors themselves."""
+        return self.pass_ == "grad"
+
+    @model_validator(mode="after")
+    def _has_a_gradient(self) -> Self:
+        if self.of_gradients and self.role == ATTENTION:
+            raise ValueError(
+                "pass: the gradient of an attention pattern cannot be changed; change that of the "
+                "module's output"
+            )
+        return self
+
     @model_validator(mode="after")
     def _has_a_direction_of_values(self) -> Self:
         along = self.do.dim if isinstance(self.do, ProjectionChange) else None
@@ -465,6 +484,8 @@ def _which_measure(value: Any) -> str | None:
     if isinstance(value, SpecModel):
         return type(value).__name__
     if isinstance(value, Mapping):
+        if "gradient" in value:
+            return "GradientMeasure"
         return "FunctionMeasure" if "_target_" in value else "DifferenceMeasure"
     return "name" if isinstance(value, str) else "class"
 
@@ -477,6 +498,55 @@ Measure = Annotated[
     Discriminator(_which_measure),
 ]
 """What an intervention changes in the end: one number per sample."""
+
+
+class GradientMeasure(SpecModel):
+    """The norm of a gradient: for an output or an input, that of each sample."""
+
+    gradient: str
+    """The module, by its path; "" is the model."""
+
+    role: Annotated[str, Field(min_length=1)] = "output"
+    """The tensor of the module: `output`, `input`, `output[1]`, or a parameter such as `weight`.
+    A parameter has one gradient, and thus one norm, for all samples together."""
+
+    of: Measure = "loss"
+    """What the gradient is of, as a mean over the samples."""
+
+    @property
+    def of_parameters(self) -> bool:
+        """Whether the role is that of a parameter rather than of an input or output."""
+        return not self.role.startswith(("output", "input"))
+
+    @model_validator(mode="after")
+    def _names_a_tensor(self) -> Self:
+        if self.role == ATTENTION or self.role in _GRADIENTS or self.role.endswith(".grad"):
+            raise ValueError(f"role: must be an output, an input or a parameter, got {self.role!r}")
+        return self
+
+
+EffectMeasure = Annotated[
+    Annotated[Literal["loss", "label", "top"], Tag("name")]
+    | Annotated[Int, Field(ge=0), Tag("class")]
+    | Annotated[DifferenceMeasure, Tag("DifferenceMeasure")]
+    | Annotated[FunctionMeasure, Tag("FunctionMeasure")]
+    | Annotated[GradientMeasure, Tag("GradientMeasure")],
+    Discriminator(_which_measure),
+]
+"""A measure, or the norm of a gradient."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What gradients are of: the mean of a measure over the samples.
+
+    Attributes:
+        measure: the measure.
+        position: the position that is measured, if a model returns several.
+    """
+
+    measure: Measure
+    position: int
 
 
 class InterventionSpec(ChangeSpec):
@@ -509,12 +579,14 @@ class InterventionSpec(ChangeSpec):
     a time, and names of `parts`, such as `[node, head, position]`. With `into` also `into` for one
     receiving module at a time, and its parts, such as `into.head`. See `Run.effects`."""
 
-    measure: Measure = "loss"
+    measure: EffectMeasure = "loss"
     """What the effects are measured by. `loss`: the cross-entropy with the sample's class or, if a
     model returns [samples, positions, classes], with the next token, as a mean over positions.
     `label`: the output for the sample's class. `top`: the output for the class that is highest in
     the unchanged pass. A number: the output for that class. `{difference: [5, 7]}`: the output for
-    one class minus that for another. `{_target_: ...}`: a function of the model's output."""
+    one class minus that for another. `{_target_: ...}`: a function of the model's output.
+    `{gradient: "blocks.0", role: weight}`: the norm of a gradient. With `pass: grad`, the measure
+    also says what the gradients are of."""
 
     position: Int = -1
     """If a model returns [samples, positions, classes], the position that is measured, except by
@@ -574,6 +646,39 @@ class InterventionSpec(ChangeSpec):
             raise ValueError("frozen: calls of functions cannot keep their values; select modules")
         return self
 
+    @model_validator(mode="after")
+    def _shows_gradients(self) -> Self:
+        if not self.needs_gradients:
+            return self
+        if self.estimate is not None:
+            raise ValueError("estimate: is one of values, and not possible with gradients")
+        if self.into is not None:
+            raise ValueError("into: paths are those of values, and not possible with gradients")
+        measured = isinstance(self.measure, GradientMeasure)
+        if self.sweep and not measured and self._changes_gradients:
+            raise ValueError(
+                "measure: a change of gradients leaves the model's output as it is, so that a "
+                "sweep must measure a gradient, such as {gradient: blocks.0, role: weight}"
+            )
+        return self
+
+    @property
+    def needs_gradients(self) -> bool:
+        """Whether a backward pass follows, because gradients are changed or measured."""
+        return self._changes_gradients or isinstance(self.measure, GradientMeasure)
+
+    @property
+    def _changes_gradients(self) -> bool:
+        changes: list[ChangeSpec] = [*self.first, self]
+        return any(change.of_gradients for change in changes)
+
+    @property
+    def objective(self) -> Objective:
+        """What the gradients are of, or what is measured."""
+        measure = self.measure
+        of = measure.of if isinstance(measure, GradientMeasure) else measure
+        return Objective(of, self.position)
+
     @property
     def swept(self) -> list[str]:
         """The names of `parts` that are swept."""
@@ -612,9 +717,17 @@ def changes_from(given: object) -> list[ChangeSpec]:
         what = f"must be a mapping, or a list of several, got {shown(given)}"
         raise SpecError([f"changes: {what}; for example {example}"])
     try:
-        return TypeAdapter(list[ChangeSpec]).validate_python(listed)
+        found = TypeAdapter(list[ChangeSpec]).validate_python(listed)
     except ValidationError as error:
-        raise SpecError([f"changes: {_problem(found)}" for found in error.errors()]) from None
+        raise SpecError([f"changes: {_problem(each)}" for each in error.errors()]) from None
+    problems = [
+        f"changes[{number}].pass: gradients are changed by interventions, not here"
+        for number, each in enumerate(found)
+        if each.of_gradients
+    ]
+    if problems:
+        raise SpecError(problems)
+    return found
 
 
 def _problem(found: Any) -> str:
@@ -642,6 +755,25 @@ class OfProbe(Protocol):
     @property
     def of(self) -> str:
         """The probe."""
+
+
+def different_objectives(declared: Mapping[str, InterventionSpec]) -> list[str]:
+    """Return a sentence for each intervention whose gradients are of something else.
+
+    The record of a probe contains the gradients without changes, which are of one measure.
+    """
+    found: dict[str, tuple[str, Objective]] = {}
+    problems = []
+    for name, each in declared.items():
+        if each.needs_gradients:
+            first, objective = found.setdefault(each.of, (name, each.objective))
+            if each.objective != objective:
+                problems.append(
+                    f"interventions.{name}.measure: its gradients are of something else than those "
+                    f"of {first!r}, and the records of the probe {each.of!r} contain only one kind "
+                    "of gradient; declare another probe"
+                )
+    return problems
 
 
 def unknown_probes(key: str, declared: Mapping[str, OfProbe], probes: Iterable[str]) -> list[str]:

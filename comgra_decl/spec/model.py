@@ -11,7 +11,7 @@ from comgra_decl.errors import did_you_mean
 from comgra_decl.records import COMPUTED_PICTURES
 from comgra_decl.spec.base import Bool, SpecModel
 from comgra_decl.spec.dictionaries import DictionarySpec
-from comgra_decl.spec.interventions import InterventionSpec, unknown_probes
+from comgra_decl.spec.interventions import InterventionSpec, different_objectives, unknown_probes
 from comgra_decl.spec.keep import KeepSpec
 from comgra_decl.spec.measured import MemorySpec, ProfileSpec
 from comgra_decl.spec.nodes import NodeSpec, Selectors
@@ -245,6 +245,7 @@ class Spec(SpecModel):
     def _interventions_have_probes(self) -> Spec:
         problems = [
             *unknown_probes("interventions", self.interventions, self.probes),
+            *different_objectives(self.interventions),
             *unknown_probes("dictionaries", self.dictionaries, self.probes),
         ]
         if problems:

@@ -12,7 +12,15 @@ from torch import Tensor, nn
 
 import comgra_decl as comgra
 from comgra_decl.errors import CallError
-from tests.doors.test_look_generate import OUTPUTS, are_those_of_hooks, gpt2, hooked, padded, seen
+from tests.doors.test_look_generate import (
+    OUTPUTS,
+    are_those_of_hooks,
+    gpt2,
+    hooked,
+    padded,
+    seen,
+    small,
+)
 
 pytestmark = [
     pytest.mark.slow,  # imports transformers, and peft and torchao where they are installed
@@ -75,6 +83,37 @@ def test_an_adapter_generates_with_and_without_changes() -> None:
     change = {"select": LAYER, "do": {"scale": -1.0}}
     found = comgra.look(model, **padded(), call="generate", changes=change, **how)
     assert torch.equal(found.output, expected)
+
+
+def test_what_an_adapter_generates_has_a_lens_and_is_explained() -> None:
+    model = adapted()
+    core = model.base_model.model
+    how: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
+    tokens = padded()["input_ids"][:1]
+    with seen(model) as values:
+        text = model.generate(input_ids=tokens, **how)
+    spec = {"nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}}}
+    found = comgra.look(model, input_ids=tokens, spec=spec, call="generate", **how)
+    assert torch.equal(found.output, text)
+    lens = found.picture("lens_from_records", 1, type="eval")
+    top = values["base_model.model.lm_head"][1].argmax(-1, keepdim=True)
+    assert lens.labels["node"] == [f"base_model.model.transformer.h.{i}" for i in range(2)]
+    for node, shown in zip(lens.labels["node"], lens.values, strict=True):
+        with torch.no_grad():
+            logits = core.lm_head(core.transformer.ln_f(values[node][1]))
+        likely = logits.log_softmax(-1).gather(-1, top)[..., 0]
+        np.testing.assert_allclose(shown, likely, atol=1e-5)
+    places = [tokens.shape[1] - 1, tokens.shape[1]]
+    target = {"token": "next", "position": places}
+    times = {"method": "input_x_gradient", "target": target}
+    pictures = comgra.look(model, input_ids=text, pictures={"times": times})
+    leaf = core.transformer.wte(text).detach().requires_grad_()
+    logits = model(inputs_embeds=leaf).logits
+    for i, place in enumerate(places):
+        own = logits[0, place, text[0, place + 1]]
+        (gradient,) = torch.autograd.grad(own, leaf, retain_graph=True)
+        explained = pictures.picture("times").values[:, i]
+        np.testing.assert_allclose(explained, (leaf * gradient).detach(), atol=1e-5)
 
 
 def test_the_training_of_an_adapter_is_the_same_with_probes_and_checkpoints(tmp_path: Path) -> None:
@@ -159,6 +198,45 @@ def test_quantised_models_are_recorded_and_changed_like_others(make: Any, tmp_pa
     assert not torch.equal(doubled, expected)
     rows = comgra.harvest(model, [x], tmp_path / "rows", select="0")
     assert np.array_equal(rows.read("0"), values["0"][0].numpy())
+
+
+@torch.no_grad()
+def test_a_quantised_language_model_generates_with_changes_and_has_a_lens() -> None:
+    quantize = pytest.importorskip("torch.ao.quantization").quantize_dynamic
+    model, tokens = small()
+    for block in model.blocks:
+        quantize(block, {nn.Linear}, dtype=torch.qint8, inplace=True)
+    with seen(model) as values:
+        expected = model.generate(tokens)
+    spec = {"nodes": {"all": {"select": "**", "capture": ["output", "parameter"]}}}
+    found = comgra.look(model, tokens, spec=spec, call="generate")
+    assert torch.equal(found.output, expected)
+    lens = found.picture("lens_from_records", 1, type="eval")
+    top = values["head"][1].argmax(-1, keepdim=True)
+    for node, shown in zip(lens.labels["node"], lens.values, strict=True):
+        likely = model.head(values[node][1]).log_softmax(-1).gather(-1, top)[..., 0]
+        np.testing.assert_allclose(shown, likely, atol=1e-5)
+    with hooked(model.blocks[0], lambda x, call: x.roll(-1, 0) if call == 0 else x):
+        patched = model.generate(tokens)
+    patch = {"select": "blocks.0", "iteration": 0, "do": {"patch": "other"}}
+    found = comgra.look(model, tokens, spec=OUTPUTS, call="generate", changes=patch)
+    assert torch.equal(found.output, patched)
+    target = {"token": "top", "position": -1}
+    occlusion = {"method": "occlusion", "window": [1], "target": target}
+    text = found.output[:, :-1]
+    why = comgra.look(model, text, pictures={"why": occlusion}).picture("why").values
+    logits = model(text)[:, -1]
+    top = logits.argmax(-1, keepdim=True)
+    for place in range(text.shape[1]):
+        kept = torch.ones(text.shape[1], 1).index_fill(0, torch.tensor([place]), 0.0)
+
+        def covered(x: Tensor, _: int, kept: Tensor = kept) -> Tensor:
+            return x * kept
+
+        with hooked(model.embed, covered):
+            without = model(text)[:, -1]
+        wanted = (logits - without).gather(-1, top)[:, 0]
+        np.testing.assert_allclose(why.reshape(len(text), -1)[:, place], wanted, atol=1e-5)
 
 
 @torch.no_grad()

@@ -37,7 +37,13 @@ NAMED: dict[str, Any] = {
             "do": {"_target_": "nope.do"},
             "measure": {"_target_": "nope.measure"},
             "first": [{"select": "x", "do": {"_target_": "nope.first"}}],
-        }
+        },
+        "b": {
+            "of": "eyes",
+            "select": "x",
+            "do": "zero",
+            "measure": {"gradient": "x", "of": {"_target_": "nope.of"}},
+        },
     },
 }
 
@@ -73,6 +79,7 @@ def test_a_block_does_not_begin_with_functions_that_are_not_there() -> None:
         "comgra.interventions.a.do._target_",
         "comgra.interventions.a.measure._target_",
         "comgra.interventions.a.first[0].do._target_",
+        "comgra.interventions.b.measure.of._target_",
         "comgra.run.name",
     } <= places(raised.value)
     text = str(raised.value)

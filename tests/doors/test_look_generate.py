@@ -467,13 +467,141 @@ def test_what_a_method_cannot_have_is_refused() -> None:
     with pytest.raises(CallError, match="a loss belongs to one call"):
         comgra.look(model, tokens, call="generate", loss=lambda output: output.sum())
     saliency = {"why": {"method": "saliency"}}
-    with pytest.raises(CallError, match=r"interventions \(why\) belong to one call"):
+    with pytest.raises(CallError, match=r"pictures \(why\) belong to one call"):
         comgra.look(model, tokens, call="generate", pictures=saliency)
-    with pytest.raises(CallError, match=r"interventions \(why, read, lens\) belong to one call"):
+    with pytest.raises(CallError, match=r"pictures \(why, read, lens\) belong to one call"):
         comgra.look(model, tokens, spec="language", call="generate")
     zero = {"select": "embed", "do": "zero"}
     with pytest.raises(CallError, match="pictures and interventions are made of the unchanged"):
         comgra.look(model, tokens, pictures=saliency, changes=zero)
+
+
+# -- interventions on what is generated --------------------------------------------------------
+
+
+def mean_of_tokens(output: Any) -> Tensor:
+    """Measure the generated tokens of each sample."""
+    tokens = output if isinstance(output, Tensor) else output.sequences
+    return tokens[:, LENGTH:].double().mean(1)
+
+
+def of_last_logits(output: Any, token: int) -> Tensor:
+    """Measure the logits of one token, as a mean over the generated positions."""
+    return torch.stack([*output.logits], 1)[..., token].mean(1)
+
+
+TOKENS = {"_target_": f"{__name__}.mean_of_tokens"}
+
+
+def _scaled(head: int, factor: float, width: int = WIDTH // HEADS) -> Change:
+    def change(x: Tensor, _: int) -> Tensor:
+        x = x.clone()
+        x[..., head * width : (head + 1) * width] *= factor
+        return x
+
+    return change
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_sweep_over_heads_measures_what_is_generated_without_each(sample: bool) -> None:
+    model, tokens = small()
+    places = {"select": "blocks.*.out", "role": "input", "sweep": ["node", "head"]}
+    heads = {**places, "do": {"scale": 40.0}}
+    torch.manual_seed(1)
+    found = comgra.look(
+        model, tokens, spec=OUTPUTS, call="generate", sample=sample,
+        interventions={"heads": {**heads, "measure": TOKENS}},
+    )  # fmt: skip
+    torch.manual_seed(1)
+    clean = model.generate(tokens, sample=sample)
+    assert torch.equal(found.output, clean)  # the record is that of the unchanged generation
+    effects: Any = found.effects("heads")
+    assert effects.index.names == ["step", "node", "head"]
+    for block in range(2):
+        for head in range(HEADS):
+            path = f"blocks.{block}.out"
+            torch.manual_seed(1)
+            with hooked(model.get_submodule(path), _scaled(head, 40.0), before=True):
+                without = model.generate(tokens, sample=sample)
+            wanted = (mean_of_tokens(without) - mean_of_tokens(clean)).numpy()
+            assert effects.loc[(0, path, head), [0, 1, 2]].tolist() == wanted.tolist()
+    assert effects["mean"].abs().max() > 0
+    facts = found.intervention_facts("heads")
+    calls, elements = NEW, 3 * (LENGTH + NEW - 1) * WIDTH * 2
+    assert facts["changes"][0]["elements"] == elements
+    assert facts["changes"][0]["tensors"] == 2 * calls
+
+
+def test_a_sweep_over_positions_counts_them_in_the_whole_sequence(tmp_path: Path) -> None:
+    model, tokens = small()
+    steer = {"do": {"add": (5 * STEER).tolist()}}
+    found = comgra.look(
+        model, tokens, spec=OUTPUTS, call="generate",
+        interventions={
+            "positions": {
+                "select": "blocks.0", **steer, "sweep": "position", "measure": TOKENS,
+                "first": [{"select": "blocks.1.mlp", "do": {"scale": 0.5}}],
+            },
+            "one": {"select": "blocks.0.mlp", "do": "mean", "measure": TOKENS},
+            "nothing": {"select": "blocks.0.mlp", "do": {"scale": 1.0}, "measure": TOKENS},
+        },
+    )  # fmt: skip
+    half = hooked(model.get_submodule("blocks.1.mlp"), lambda x, _: x * 0.5)
+    with half:
+        baseline = mean_of_tokens(model.generate(tokens))
+    effects: Any = found.effects("positions")
+    assert effects.index.get_level_values("position").tolist() == [*range(LENGTH + NEW - 1)]
+    for position in (0, 5, LENGTH, LENGTH + 2):
+
+        def at(x: Tensor, call: int, position: int = position) -> Tensor:
+            start = 0 if call == 0 else LENGTH + call - 1
+            x = x.clone()
+            x[:, position - start : position - start + 1] += 5 * STEER * (position >= start)
+            return x
+
+        half = hooked(model.get_submodule("blocks.1.mlp"), lambda x, _: x * 0.5)
+        with half, hooked(model.get_submodule("blocks.0"), at):
+            changed = mean_of_tokens(model.generate(tokens))
+        row = effects.loc[(0, position), [0, 1, 2]]
+        assert row.tolist() == (changed - baseline).tolist()
+    with seen(model) as values:
+        clean = model.generate(tokens)
+    means = [value.mean(0, keepdim=True).expand_as(value) for value in values["blocks.0.mlp"]]
+    with hooked(model.get_submodule("blocks.0.mlp"), lambda _, call: means[call]):
+        changed = model.generate(tokens)
+    wanted = mean_of_tokens(changed) - mean_of_tokens(clean)
+    assert found.effects("one")[[0, 1, 2]].to_numpy()[0].tolist() == wanted.tolist()
+    (warning,) = found.report["warnings"]
+    assert warning == "intervention 'nothing' did nothing: every element kept its value"
+    assert found.sequence("blocks.0").shape == (3, LENGTH + NEW - 1, WIDTH)
+    found.save(tmp_path / "kept")
+    kept = comgra.open_run(tmp_path / "kept")
+    assert kept.effects("positions").equals(effects)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({}, r"interventions\['a'\].measure: a method has no loss or logits of its own"),
+        ({"measure": TOKENS, "into": "head"}, r"\['a'\].into: is possible for one call"),
+        ({"measure": TOKENS, "pass": "grad"}, r"\['a'\].pass: a method has no gradients"),
+        ({"measure": TOKENS, "do": {"add": {"difference": [0, 1]}}}, "difference needs labels"),
+        ({"measure": TOKENS, "select": "block.0"}, r"\['a'\].select: 'block.0' matches no"),
+        ({"measure": TOKENS, "iteration": 9}, r"\['a'\]: no selected module .* has 10 calls"),
+        ({"measure": TOKENS, "sweep": "haed"}, "'haed' is not one of node"),
+        (
+            {"measure": {"_target_": "torch.neg"}},
+            r"torch.neg must return one number per sample, \[3\], not \[3, 11\]",
+        ),
+    ],
+)
+def test_an_intervention_that_a_generation_cannot_have_is_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    model, tokens = small()
+    declared = {"a": {"select": "blocks.0", "do": "zero", **change}}
+    with pytest.raises((CallError, SpecError), match=message):
+        comgra.look(model, tokens, spec=OUTPUTS, call="generate", interventions=declared)
 
 
 class Unusual(Gradual):
@@ -590,6 +718,39 @@ def test_generations_of_transformers_are_those_of_plain_hooks(
     assert found.calls["last"].tolist() == [6, 7, 8, 9]
     if dtype is torch.float32:
         are_those_of_hooks(found, values, most=12)
+
+
+@pytest.mark.slow  # imports transformers
+@pytest.mark.parametrize("name", OF_TRANSFORMERS)
+def test_ablated_heads_of_transformers_are_measured_by_the_logits_of_what_is_generated(
+    name: str,
+) -> None:
+    make, _, out = OF_TRANSFORMERS[name]
+    model = make(pytest.importorskip("transformers"))
+    how: dict[str, Any] = {
+        "max_new_tokens": NEW, "do_sample": False, "return_dict_in_generate": True,
+        "output_logits": True, "eos_token_id": None,
+    }  # fmt: skip
+    heads = 4 if name == "Llama" else HEADS
+    measures = {"logits": {"_target_": f"{__name__}.of_last_logits", "token": 7}, "tokens": TOKENS}
+    ablated = {"select": out, "role": "input", "do": "zero", "sweep": "head"}
+    found = comgra.look(
+        model, spec=OUTPUTS, call="generate", **padded(), **how,
+        interventions={key: {**ablated, "measure": each} for key, each in measures.items()},
+    )  # fmt: skip
+    clean = model.generate(**padded(), **how)
+    assert torch.equal(found.output.sequences, clean.sequences)
+    for head in range(heads):
+        change = _scaled(head, 0.0, WIDTH // heads)
+        with hooked(model.get_submodule(out), change, before=True):
+            without = model.generate(**padded(), **how)
+        wanted = of_last_logits(without, 7) - of_last_logits(clean, 7)
+        row = found.effects("logits").loc[(0, head), [0, 1]]
+        np.testing.assert_array_equal(row.to_numpy(np.float32), wanted.numpy())
+        tokens = mean_of_tokens(without) - mean_of_tokens(clean)
+        row = found.effects("tokens").loc[(0, head), [0, 1]]
+        assert row.to_numpy().tolist() == tokens.tolist()
+    assert found.effects("logits")["mean"].abs().min() > 0
 
 
 @pytest.mark.slow  # imports transformers

@@ -182,12 +182,12 @@ def test_what_is_no_intervention_is_refused(given: Any, error: type[Exception], 
         comgra.look(words(), WORDS, interventions=given)
 
 
-def test_changes_and_methods_have_no_interventions() -> None:
+def test_changes_are_not_combined_with_interventions_and_a_method_has_no_loss() -> None:
     ablation = {"no": {"select": "blocks.0", "do": "zero"}}
     with pytest.raises(CallError, match="`changes` cannot be combined with `interventions`"):
         comgra.look(words(), WORDS, interventions=ablation, changes=ablation["no"])
     model = words()
-    with pytest.raises(CallError, match=r"interventions \(no\) belong to one call of the model"):
+    with pytest.raises(CallError, match=r"interventions\['no'\].measure: a method has no loss"):
         comgra.look(model, WORDS, interventions=ablation, call="state_dict")
 
 

@@ -550,7 +550,14 @@ def test_training_and_all_other_records_are_the_same_to_the_last_bit(name: str, 
 
 
 def test_without_interventions_none_of_their_code_is_called() -> None:
-    files = ("interventions.py", "passes.py", "places.py", "changes.py", "effects.py")
+    files = (
+        "interventions.py",
+        "passes.py",
+        "backward_passes.py",
+        "places.py",
+        "changes.py",
+        "effects.py",
+    )
     counts = []
     for declared in ({}, {"zero": ANYWHERE["zero"]}):
         count = 0

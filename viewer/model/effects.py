@@ -19,6 +19,9 @@ from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import nearest
 
 _MOST_CELLS = 100_000
+ALL_SAMPLES = "all samples"
+"""The label of a number that belongs to all samples together."""
+
 _OF_SWEEPS = {"sweep", "estimate", "batch", "every"}
 
 
@@ -62,7 +65,8 @@ class PlaceEffects:
         title: the intervention and the place.
         node: its node; "" if it has none.
         measure: what the effects are measured by.
-        labels: the label of each sample; "" if it has none.
+        labels: the label of each sample; "" if it has none, and `ALL_SAMPLES` if what is measured,
+            such as the gradient of a parameter, belongs to all of them.
         without: the measure of each sample without the change.
         effects: the effect on each sample.
         steps: the steps with effects. means: the mean effect at each. errors: its standard error.
@@ -150,6 +154,8 @@ def place_effects(view: RunView, table: EffectTable, row: int, column: int) -> P
     without = np.array(facts["baseline"], np.float64)
     labels = view.run.samples(table.step, type=INTERVENTION_PREFIX + table.name)["label"].tolist()
     known = labels[: len(without)] + [""] * (len(without) - len(labels))
+    if len(without) == 1 < len(labels):
+        known = [ALL_SAMPLES]
     return PlaceEffects(
         ": ".join(filter(None, (table.name, _label([*key], tuple(key.values()))))),
         str(key.get(NODE, "")),
@@ -232,8 +238,12 @@ def _table(view: RunView, name: str, step: int) -> EffectTable:
         columns=heads or ("effect",),
         values=grid.to_numpy(np.float64),
         most=_most(view, name),
-        note=f"means over {len(facts['clean'])} samples at step {step}; one scale for all steps",
+        note=f"{_whose(len(facts['clean']))} at step {step}; one scale for all steps",
     )
+
+
+def _whose(count: int) -> str:
+    return f"means over {count} samples" if count > 1 else "one number for all samples"
 
 
 def _split(axes: list[str]) -> tuple[list[str], list[str]]:

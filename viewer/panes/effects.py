@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.escaping import html_token as _raw
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing
-from comgra_decl.viewer.model.effects import EffectTable, PlaceEffects
+from comgra_decl.viewer.model.effects import ALL_SAMPLES, EffectTable, PlaceEffects
 from comgra_decl.viewer.model.images import png, signed
 from comgra_decl.viewer.model.numbers import MISSING, count, number
 
@@ -217,7 +217,8 @@ def place_card(found: PlaceEffects, token: str) -> str:
             f"<td>{MISSING if value != value else number(value, digits=4)}</td>"
             for value in (without, without + effect, effect)
         )
-        lines.append(f"<tr><th>{i} {_e(label)}</th>{numbers}</tr>")
+        whose = label if label == ALL_SAMPLES else f"{i} {label}"
+        lines.append(f"<tr><th>{_e(whose)}</th>{numbers}</tr>")
     return (
         f'<div class="card" aria-live="polite" data-opened="{_raw(token)}">'
         f"<h3>{_e(found.title)}</h3>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from comgra_decl.hooks.probing.measuring import Gauge
 from comgra_decl.hooks.probing.passes import Call, Edit, Numbered, Study, tensors_of
 from comgra_decl.hooks.probing.places import (
     Division,
+    Modules,
     Named,
     Region,
     Target,
@@ -68,7 +69,19 @@ class Group:
         ]
 
 
-def groups(target: Target, study: Study, *, names: Sequence[str], by_module: bool) -> list[Group]:
+class Sought(Protocol):
+    """What the places of a sweep are found in, such as a `Study`."""
+
+    @property
+    def modules(self) -> Modules:
+        """The modules of the copy."""
+
+    @property
+    def clean(self) -> Mapping[Call, torch.Tensor]:
+        """The tensors of the unchanged pass, of which only the shapes count."""
+
+
+def groups(target: Target, study: Sought, *, names: Sequence[str], by_module: bool) -> list[Group]:
     """Return the places of a sweep, by module.
 
     Args:
@@ -93,7 +106,7 @@ def groups(target: Target, study: Study, *, names: Sequence[str], by_module: boo
     return [replace(found[0], path=None)]
 
 
-def changed_groups(spec: InterventionSpec, edit: Edit, study: Study) -> list[Group]:
+def changed_groups(spec: InterventionSpec, edit: Edit, study: Sought) -> list[Group]:
     """Return the places where a sweep makes the change, by module.
 
     Raises:
@@ -102,7 +115,7 @@ def changed_groups(spec: InterventionSpec, edit: Edit, study: Study) -> list[Gro
     return groups(edit, study, names=spec.swept, by_module=NODE in spec.sweep)
 
 
-def _tensors(target: Target, study: Study) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(target: Target, study: Sought) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield one tensor of each module that a target has."""
     for path in target.paths:
         if target.spec.of_parameters:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from comgra_decl.errors import ProbeError, SpecError, did_you_mean, reason_of
+from comgra_decl.hooks.probing.backward_passes import BackwardPasses, measured_name
 from comgra_decl.hooks.probing.changes import Recorded
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.effects import Group, changed_groups, estimated, swept
@@ -20,14 +21,16 @@ from comgra_decl.hooks.probing.measuring import Gauge
 from comgra_decl.hooks.probing.passes import Call, Edit, Study, Tally
 from comgra_decl.hooks.probing.path_effects import estimated_paths, routed
 from comgra_decl.hooks.probing.paths import Paths, Route, receiver_groups
-from comgra_decl.hooks.probing.places import Modules, Target
+from comgra_decl.hooks.probing.places import EVERY_PARAMETER, Modules, Target
 from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.spec.interventions import (
     ATTENTION,
     ChangeSpec,
+    GradientMeasure,
     InterventionSpec,
+    Objective,
     PartSpec,
     PlaceSpec,
     RecordedSpec,
@@ -48,10 +51,13 @@ class Made:
     Attributes:
         facts: see `records.INTERVENTION`.
         effects: [samples] or, for a sweep, [samples, places]; None if they cannot be measured.
+            There is only one row if something is measured that all samples share.
+        gradients: those of the parameters, by `id`; None without a backward pass.
     """
 
     facts: dict[str, Any]
     effects: torch.Tensor | None
+    gradients: Mapping[int, torch.Tensor | None] | None = None
 
 
 class Interventions:
@@ -82,6 +88,7 @@ class Interventions:
         self._over: set[str] = set()  # those that failed
         self._records = 0
         self._checked = False
+        self._passes: tuple[Study, BackwardPasses] | None = None  # of the record in progress
         self.recall: Recaller | None = None
         self.nothing: dict[str, str | None] = {}
 
@@ -117,6 +124,8 @@ class Interventions:
         if spec.into is not None:
             yield from modules.problems(spec.into, f"{where}.into")
             yield from modules.unmatched(spec.frozen, f"{where}.frozen")
+        if isinstance(spec.measure, GradientMeasure):
+            yield from _missing_measure(spec.measure, modules, f"{where}.measure")
 
     def _changes(self, name: str) -> Iterator[tuple[str, ChangeSpec]]:
         """Yield the changes of an intervention in their order, with their places in the spec."""
@@ -135,17 +144,7 @@ class Interventions:
                 places = [r for g in changed_groups(spec, edits[-1], study) for r in g.regions]
                 edits[-1] = replace(edits[-1], regions=places[:1])
             with torch.no_grad():
-                if route is None:
-                    with study.changed(edits):
-                        pass
-                else:
-                    receiver_groups(spec, route, study)
-                    paths = Paths(edits[-1], route, study, edits[:-1])
-                    with paths.without():
-                        pass
-                    received = paths.sent(edits[-1].regions)
-                    with paths.received(received, None):
-                        pass
+                received = _tried(spec, edits, route, study)
         except ProbeError as error:
             yield f"comgra.interventions.{name}: {error}"
             return
@@ -156,7 +155,9 @@ class Interventions:
             return
         for (where, change), edit in zip(self._changes(name), edits, strict=True):
             if not edit.tally.tensors:
-                yield _never(where, change, edit.paths, study)
+                gone = change.of_gradients and _is_there(change, edit.paths, study)
+                why = _no_gradient if gone else _never
+                yield why(where, change, edit.paths, study)
         if route is not None and not received:
             where = f"comgra.interventions.{name}.into"
             yield _never(where, route.receivers.spec, route.receivers.paths, study)
@@ -200,9 +201,52 @@ class Interventions:
             if name not in self._over and number % spec.every == 0
         ]
 
+    @property
+    def follows_gradients(self) -> bool:
+        """Whether any intervention changes or measures gradients."""
+        return any(spec.needs_gradients for spec in self._declared.values())
+
+    def unchanged_gradients(
+        self, study: Study, watch: Watch
+    ) -> Mapping[int, torch.Tensor | None] | None:
+        """Make a pass with gradients but without changes, which `watch` records.
+
+        Returns:
+            The gradients of the parameters, by `id`; None if there are none, in which case each
+            intervention that needs them gives the reason.
+        """
+        try:
+            return self._backward(study).unchanged(None, watch).gradients
+        except Exception as error:
+            if isinstance(error, torch.OutOfMemoryError) and not study.subject.copy.moved:
+                raise
+            return None
+
+    def _backward(self, study: Study) -> BackwardPasses:
+        """Return the passes with gradients of a record."""
+        if self._passes is None or self._passes[0] is not study:
+            specs = {n: spec for n, spec in self._declared.items() if spec.needs_gradients}
+            objective: Objective = next(iter(specs.values())).objective  # the same for all
+            edits = [
+                edit.uncounted()
+                for name in specs
+                for edit in self._edits(name, study.modules)
+                if edit.spec.of_gradients
+            ]
+            self._passes = study, BackwardPasses(study, objective, edits)
+        return self._passes[1]
+
+    def release(self) -> None:
+        """Release what belongs to the record that has ended."""
+        self._passes = None
+
     def is_swept(self, name: str) -> bool:
         """Return whether an intervention stores only its effects."""
         return bool(self._declared[name].sweep)
+
+    def needs_gradients(self, name: str) -> bool:
+        """Return whether an intervention changes or measures gradients."""
+        return self._declared[name].needs_gradients
 
     def stores_values(self, name: str) -> bool:
         """Return whether the record of an intervention contains all values."""
@@ -222,7 +266,13 @@ class Interventions:
         try:
             spec = self._declared[name]
             edits, route = self._edits(name, study.modules), self._route(name, study.modules)
-            if spec.sweep:
+            if spec.needs_gradients:
+                passes = self._backward(study)
+                if spec.sweep:
+                    made = _swept_gradients(spec, edits, passes, study)
+                else:
+                    made = _changed_gradients(spec, edits, passes, watch)
+            elif spec.sweep:
                 made = _swept(spec, edits, route, study)
             else:
                 made = _whole(spec, edits, route, study, watch)
@@ -253,16 +303,20 @@ class Interventions:
                 self._warn(
                     f"{whose}: {_samples(missing)} no measure (NaN), even without the change"
                 )
-        nothing = _nothing(facts, swept=bool(spec.sweep))
-        self.nothing[name] = nothing
-        if nothing is not None:
-            self._warn(nothing.format(whose))
+        idle = nothing(facts, swept=bool(spec.sweep))
+        self.nothing[name] = idle
+        if idle is not None:
+            self._warn(idle.format(whose))
 
 
-def _nothing(facts: Mapping[str, Any], *, swept: bool) -> str | None:
+def nothing(facts: Mapping[str, Any], *, swept: bool) -> str | None:
     """Return a sentence about a change without any effect; None if there is none.
 
     It contains "{}" for the name of the intervention.
+
+    Args:
+        facts: see `records.INTERVENTION`.
+        swept: whether the change was made in one place at a time.
     """
     changes = facts["changes"]
     idle = [i for i, change in enumerate(changes) if not change["changed"]]
@@ -277,9 +331,33 @@ def _nothing(facts: Mapping[str, Any], *, swept: bool) -> str | None:
             "avoids all other modules in `select`, `into` and `frozen`"
         )
     if facts["same"]:
-        result = "no place has an effect" if swept else "the model's output is the same"
+        result = "the model's output is the same"
+        if facts.get("gradients"):
+            result += ", and so are the gradients of all parameters and inputs"
+        result = "no place has an effect" if swept else result
         return f"{{}} did nothing: it changed {_amount(changes)}, but {result}"
     return None
+
+
+def _tried(
+    spec: InterventionSpec, edits: Sequence[Edit], route: Route | None, study: Study
+) -> Mapping[Any, torch.Tensor]:
+    """Make all changes once; return what the receivers of a path have received."""
+    if spec.needs_gradients:
+        measure = spec.measure if isinstance(spec.measure, GradientMeasure) else None
+        remembered = [edit.uncounted() for edit in edits if edit.spec.of_gradients]
+        BackwardPasses(study, None, remembered).made(edits, measure)
+        return {}
+    if route is None:
+        with study.changed(edits):
+            return {}
+    receiver_groups(spec, route, study)
+    paths = Paths(edits[-1], route, study, edits[:-1])
+    with paths.without():
+        pass
+    received = paths.sent(edits[-1].regions)
+    with paths.received(received, None):
+        return received
 
 
 def _parts(change: ChangeSpec) -> dict[str, PartSpec]:
@@ -310,6 +388,39 @@ def _never(where: str, change: PlaceSpec, paths: Sequence[str], study: Study) ->
     return (
         f"{where}.role: no call of a selected module ({shown}{more}) has {change.role!r}; it has "
         f"{', '.join(roles)}{did_you_mean(change.role, roles)}"
+    )
+
+
+def _missing_measure(measure: GradientMeasure, modules: Modules, where: str) -> Iterator[str]:
+    """Yield what is wrong with the names in a measure of a gradient."""
+    module = modules.by_path.get(measure.gradient)
+    if module is None:
+        near = did_you_mean(measure.gradient, modules.by_path)
+        yield f"{where}.gradient: there is no module {measure.gradient!r}{near}"
+    elif measure.of_parameters and measure.role != EVERY_PARAMETER:
+        held = [name for name, tensor in module._parameters.items() if tensor is not None]
+        if measure.role not in held:
+            there = ", ".join(held) or "none"
+            yield (
+                f"{where}.role: {measure.gradient or 'the model'} has no parameter "
+                f"{measure.role!r}; it has {there}{did_you_mean(measure.role, held)}"
+            )
+
+
+def _is_there(change: PlaceSpec, paths: Sequence[str], study: Study) -> bool:
+    """Return whether the selected modules have the tensor whose gradient is to be changed."""
+    return change.of_parameters or any(
+        Call(path, change.role, change.iteration or 0) in study.clean for path in paths
+    )
+
+
+def _no_gradient(where: str, change: PlaceSpec, paths: Sequence[str], _study: Study) -> str:
+    """Explain why no gradient was found."""
+    shown = ", ".join(path or "the model" for path in paths[:_SHOWN])
+    more = ", ..." if len(paths) > _SHOWN else ""
+    return (
+        f"{where}.pass: no gradient reaches {change.role!r} of a selected module ({shown}{more}): "
+        "the model's output does not depend on it, or it is frozen or detached"
     )
 
 
@@ -345,15 +456,15 @@ def _whole(
     with torch.no_grad(), _changed(edits, route, study, watch) as output:
         same = _equal(output, study.output)
         try:
-            gauge = Gauge(spec, study.subject.samples, study.output)
+            gauge = Gauge(spec.objective, study.subject.samples, study.output)
             clean, value = gauge(study.output)[0], gauge(output)[0]
             effects = value - clean
             facts = {"measure": gauge.name, "clean": clean.tolist(), "baseline": clean.tolist()}
         except ProbeError as error:
             facts = {"unmeasured": str(error)}
-    facts |= {"changes": [_counted(edit.tally) for edit in edits], "same": same}
+    facts |= {"changes": [counted(edit.tally) for edit in edits], "same": same}
     if route is not None:
-        facts["received"] = _counted(route.tally)
+        facts["received"] = counted(route.tally)
     return Made({**facts, "axes": [], "places": []}, effects)
 
 
@@ -378,7 +489,7 @@ def _swept(
 ) -> Made:
     """Return the effects of the last change in each place, with the others always made."""
     *first, edit = edits
-    gauge = Gauge(spec, study.subject.samples, study.output)
+    gauge = Gauge(spec.objective, study.subject.samples, study.output)
     with torch.no_grad():
         clean = gauge(study.output)[0]
     if route is None:
@@ -391,23 +502,91 @@ def _swept(
         "measure": gauge.name,
         "clean": clean.tolist(),
         "baseline": found.baseline.tolist(),
-        "changes": [_counted(each.tally) for each in edits],
+        "changes": [counted(each.tally) for each in edits],
         "same": not bool(found.values.any()),
         "axes": spec.sweep,
-        "places": _listed(changed_groups(spec, edit, study), spec.swept),
+        "places": listed(changed_groups(spec, edit, study), spec.swept),
     }
     if route is not None:
-        facts["into"] = _listed(receiver_groups(spec, route, study), spec.swept_of_receivers)
+        facts["into"] = listed(receiver_groups(spec, route, study), spec.swept_of_receivers)
         if spec.estimate is None:
-            facts["received"] = _counted(route.tally)
+            facts["received"] = counted(route.tally)
     return Made(facts, found.values)
 
 
-def _listed(found: Iterable[Group], names: Sequence[str]) -> list[list[Any]]:
+def _changed_gradients(
+    spec: InterventionSpec,
+    edits: Sequence[Edit],
+    passes: BackwardPasses,
+    watch: Watch | None,
+) -> Made:
+    """Make all changes in one pass with gradients, which `watch` records."""
+    measure = spec.measure if isinstance(spec.measure, GradientMeasure) else None
+    unchanged = passes.unchanged(measure)
+    made = passes.made(edits, measure, watch)
+    facts: dict[str, Any] = {"gradients": True, "same": made.equals(unchanged)}
+    effects, gauge = None, passes.gauge
+    assert gauge is not None  # an intervention has an objective
+    if measure is not None:
+        assert unchanged.measured is not None
+        assert made.measured is not None
+        name, clean, value = measured_name(measure, gauge.name), unchanged.measured, made.measured
+    elif all(edit.spec.of_gradients for edit in edits):
+        facts["unmeasured"] = (
+            "a change of gradients leaves the model's output as it is; measure a gradient, as in "
+            "`measure: {gradient: blocks.0, role: weight}`"
+        )
+    else:
+        name, clean, value = gauge.name, gauge(unchanged.output)[0], gauge(made.output)[0]
+    if "unmeasured" not in facts:
+        effects = value - clean
+        facts |= {"measure": name, "clean": clean.tolist(), "baseline": clean.tolist()}
+    facts["changes"] = [counted(edit.tally) for edit in edits]
+    return Made({**facts, "axes": [], "places": []}, effects, made.gradients)
+
+
+def _swept_gradients(
+    spec: InterventionSpec,
+    edits: Sequence[Edit],
+    passes: BackwardPasses,
+    study: Study,
+) -> Made:
+    """Return the effects on a gradient of the last change in each place, one pass for each."""
+    measure, gauge, (*first, edit) = spec.measure, passes.gauge, edits
+    assert isinstance(measure, GradientMeasure)  # checked in the spec
+    assert gauge is not None
+    clean = passes.unchanged(measure).measured
+    baseline = passes.made(first, measure).measured
+    assert clean is not None
+    assert baseline is not None
+    again = [each.uncounted() for each in first]
+    wanted = changed_groups(spec, edit, study)
+    columns = []
+    for region in (region for group in wanted for region in group.regions):
+        value = passes.made([*again, replace(edit, regions=[region])], measure).measured
+        assert value is not None
+        columns.append(value - baseline)
+    values = torch.stack(columns, 1)
+    facts = {
+        "gradients": True,
+        "measure": measured_name(measure, gauge.name),
+        "clean": clean.tolist(),
+        "baseline": baseline.tolist(),
+        "changes": [counted(each.tally) for each in edits],
+        "same": not bool(values.any()),
+        "axes": spec.sweep,
+        "places": listed(wanted, spec.swept),
+    }
+    return Made(facts, values)
+
+
+def listed(found: Iterable[Group], names: Sequence[str]) -> list[list[Any]]:
+    """Return the places of a sweep in the form of `records.INTERVENTION`."""
     return [[group.path, *(group.swept[name] for name in names)] for group in found]
 
 
-def _counted(tally: Tally) -> dict[str, Any]:
+def counted(tally: Tally) -> dict[str, Any]:
+    """Return what a change has changed, in the form of `records.INTERVENTION`."""
     return {
         "tensors": tally.tensors,
         "elements": tally.elements,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from comgra_decl.hooks.probing.changes import Recorded, Sampled, changed
 from comgra_decl.hooks.probing.copying import CleanCopy, Watch
 from comgra_decl.hooks.probing.patterns import Patterns
 from comgra_decl.hooks.probing.places import (
+    Division,
     Modules,
     Named,
     Region,
@@ -30,6 +32,7 @@ from comgra_decl.hooks.probing.places import (
     picked,
     with_tensor,
 )
+from comgra_decl.hooks.probing.samples import mapped
 from comgra_decl.hooks.probing.subject import Subject
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.boundaries import input_role
@@ -45,11 +48,15 @@ from comgra_decl.torch_private import with_functions
 
 
 class Call(NamedTuple):
-    """A tensor in one call of a module: the role is that of the spec, such as "output"."""
+    """A tensor in one call of a module, or its gradient (the pass `grad`).
+
+    The role is that of the spec, such as "output".
+    """
 
     path: str
     role: str
     iteration: int
+    pass_: str = "forward"
 
 
 class Rewind:
@@ -222,7 +229,8 @@ class Edit(Target):
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            tensor_of, kind = f"{path or 'the model'}, {self.spec.role}", type(whole)
+            role = f"gradient of {self.spec.role}" if self.spec.of_gradients else self.spec.role
+            tensor_of, kind = f"{path or 'the model'}, {role}", type(whole)
             if self.spec.of_parameters and kind not in (torch.Tensor, nn.Parameter):
                 raise ProbeError(
                     f"{tensor_of}: is a {kind.__name__}, as of quantized weights, in which this "
@@ -232,7 +240,8 @@ class Edit(Target):
         if where is not None:
             new = torch.where(where, new, tensor)
         with torch.no_grad():
-            name = (call, whole.data_ptr()) if self.spec.of_parameters else call
+            of_values = self.spec.of_parameters and not self.spec.of_gradients
+            name = (call, whole.data_ptr()) if of_values else call
             self.tally.add(name, tensor, new, where)
         new = new.movedim(0, self.spec.batch_dim) if self.spec.batch_dim else new
         # The model may view it as it views the original, and may write to it.
@@ -263,9 +272,10 @@ class Edit(Target):
         heads: Callable[[str], int | None],
         start: int | None,
     ) -> list[Region]:
-        if self.regions is not None:
-            return [region for region in self.regions if region.path in (None, path)]
         divisions = self.divisions(path, tensor, heads)
+        if self.regions is not None:
+            here = [region for region in self.regions if region.path in (None, path)]
+            return here if start is None else _in_sequence(here, divisions, start)
         indices: dict[str, list[int]] = {}
         for name, each in divisions.items():
             part = self.parts[name]
@@ -277,6 +287,21 @@ class Edit(Target):
             if not indices[name]:  # other calls compute these positions
                 return []
         return [Region(None, None, indices)]
+
+
+def _in_sequence(
+    regions: Sequence[Region], divisions: Mapping[str, Division], start: int
+) -> list[Region]:
+    """Return the regions whose positions, counted in the sequence, are in a tensor."""
+    found = []
+    for region in regions:
+        indices = dict(region.indices)
+        for name in (name for name in indices if name in OF_SEQUENCES):
+            first, count = 0 if name == KEY else start, divisions[name].count
+            indices[name] = [i - first for i in indices[name] if first <= i < first + count]
+        if all(indices.values()):
+            found.append(region._replace(indices=indices))
+    return found
 
 
 class Numbered(ABC):
@@ -438,6 +463,14 @@ class Editing(Numbered):
                 value.copy_(content)
 
 
+def _with_gradient(tensor: torch.Tensor, leaves: list[torch.Tensor]) -> torch.Tensor:
+    """Return an input with a gradient, and add the leaf that receives it."""
+    if not tensor.is_floating_point():
+        return tensor
+    leaves.append(tensor.detach().requires_grad_())
+    return leaves[-1].clone()  # to which the model may write
+
+
 def tensors_of(side: str, value: Any) -> list[Named]:
     """Return the tensors that a call receives or returns, with their roles (see `Numbered`)."""
     if side == ATTENTION:
@@ -498,7 +531,7 @@ class Study:
         self.subject = subject
         self.samples = Sampled(len(subject.samples), labels)
         self.modules = Modules(subject.copy)
-        self.clean: dict[Call, torch.Tensor] = {}
+        self.clean: Mapping[Call, torch.Tensor] = {}
         self.seen: dict[str, set[str]] = {}
         self.output: Any = None
         self._wanted = wanted
@@ -519,7 +552,12 @@ class Study:
 
     @contextmanager
     def changed(
-        self, edits: Sequence[Edit], *, replicas: int = 1, watch: Watch | None = None
+        self,
+        edits: Sequence[Edit],
+        *,
+        replicas: int = 1,
+        watch: Watch | None = None,
+        inputs: list[torch.Tensor] | None = None,
     ) -> Iterator[Any]:
         """Make a pass with changes; its output is valid, and has a gradient, within the context.
 
@@ -527,10 +565,13 @@ class Study:
             edits: the changes, in order.
             replicas: how many times the batch contains all samples.
             watch: observes the calls, and sees the changed tensors.
+            inputs: receives the floating-point inputs, which then have gradients; None for none.
         """
         self.rewind()
         count = self.samples.count
         given = self.subject.samples.to(self.subject.copy.device)
+        if inputs is not None:
+            given = mapped(given, partial(_with_gradient, leaves=inputs))
         args, kwargs = repeated(given, count=count, times=replicas)
         editing = Editing(
             edits,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -383,6 +383,8 @@ class Probe:
             self._refuse(f"the copy of the model failed ({type(error).__name__}: {error})")
         finally:
             self._capture.drop()
+            if self._interventions is not None:
+                self._interventions.release()
             pending.copy.close()
             cost = pending.seconds + time.perf_counter() - began
             self._countdown.recorded(number)
@@ -465,6 +467,7 @@ class Probe:
     def _begin(self, samples: Samples) -> None:
         self._capture.begin()
         self._capture.batch_size = len(samples)
+        self._capture.backwards.current = "grad"  # the pass of all gradients of the copy
 
     def _closed(
         self,
@@ -499,6 +502,7 @@ class Probe:
         reading = self._reading(pending, subject, values=self._spec.values, inputs=keeps)
         if study is not None:
             study.observe(reading)
+            self._read_unchanged_gradients(pending, subject, study)
         elif self._pictures:
             subject.observe(reading)
         else:
@@ -531,6 +535,35 @@ class Probe:
             self._report_mask(made, numbers["pictures"])
         return facts
 
+    def _read_unchanged_gradients(self, pending: Pending, subject: Subject, study: Study) -> None:
+        """Add the gradients without changes to the record, if an intervention needs gradients."""
+        if self._interventions is None or not self._interventions.follows_gradients:
+            return
+        reading = self._reader(pending, subject, values=self._spec.values)
+        reading.gradients = "only"
+        found = self._interventions.unchanged_gradients(study, reading)
+        self._add_gradients(pending, subject.copy, found, values=self._spec.values)
+
+    def _add_gradients(
+        self,
+        pending: Pending,
+        copy: CleanCopy,
+        gradients: Mapping[int, torch.Tensor | None] | None,
+        *,
+        values: bool,
+    ) -> None:
+        """Add the gradients of parameters, by `id`, to the record."""
+        modules = Modules(copy).by_path
+        for plan in pending.plan.parameters if gradients else ():
+            path, _, name = plan.slot.names()[0].rpartition(".")
+            module = modules.get(path)
+            parameter = None if module is None else module._parameters.get(name)
+            gradient = None if gradients is None else gradients.get(id(parameter))
+            if gradient is not None and plan.capture.parameter_grad:
+                with without_functions():
+                    slot = plan.slot.in_pass("grad")
+                    self._capture.add(slot, gradient, batch_dim=None, values=values)
+
     def _report_mask(self, made: Mapping[str, Drawn], numbers: Mapping[str, Any]) -> None:
         """Report a mask that fits none of the pictures it could be compared with."""
         explain = [n for n, drawn_ in made.items() if "target" in drawn_.facts and drawn_.maps]
@@ -555,6 +588,10 @@ class Probe:
             misfit = None if image is None else image.misfit(tensor.shape)
             if misfit is not None:
                 self._warn(f"show: {misfit}")
+        return self._reader(pending, subject, values=values)
+
+    def _reader(self, pending: Pending, subject: Subject, *, values: bool) -> _Reading:
+        """Return what reads the tensors of a pass."""
         plans = {plan.path: plan for plan in pending.plan.modules}
         if self._dictionaries is not None:
             plans |= self._dictionaries.plans(pending.plan.top, values=values)
@@ -581,6 +618,8 @@ class Probe:
         if not interventions.is_swept(name):
             values = interventions.stores_values(name)
             reading = self._reading(pending, study.subject, values=values, inputs=values)
+            if interventions.needs_gradients(name):
+                reading.gradients = "also"
         made = interventions.made(name, study, reading)
         if made is None:
             return None
@@ -592,6 +631,9 @@ class Probe:
         if made.effects is not None:
             slot = self._own_slot(EFFECT_PREFIX + name, pending, "", "effect")
             self._add(slot, made.effects, values=True)
+        if reading is not None:
+            values = interventions.stores_values(name)
+            self._add_gradients(pending, study.subject.copy, made.gradients, values=values)
         return made
 
     def _add(
@@ -677,6 +719,9 @@ class _Reading:
         values: whether to store all values.
         count: the number of samples.
         time_first: called with a module that takes the dimension of the samples for time.
+
+    Attributes:
+        gradients: whether to read gradients: "no", "also", or "only" gradients.
     """
 
     def __init__(
@@ -695,6 +740,7 @@ class _Reading:
         self._values = values
         self._count = count
         self._time_first = time_first
+        self.gradients: Literal["no", "also", "only"] = "no"
 
     def before(
         self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -705,21 +751,35 @@ class _Reading:
             if len(shape) == 3 and shape[0] == self._count != shape[1]:
                 self._time_first(path, module, self._count)
         plan = self._plans.get(path)
-        if plan is not None and plan.capture.input:
+        wanted = None if plan is None else self._wanted(plan.inputs)
+        if plan is not None and wanted is not None:
             given = [(input_role(p), t) for p, t in (*tensors_in(args), *tensors_in(kwargs))]
-            self._read(plan, (plan, "input"), given)
+            self._read(plan, (plan, "input"), given, wanted)
 
     def after(self, path: str, module: nn.Module, output: Any) -> Any:
         """Read the outputs of a module, and return them unchanged."""
         plan = self._plans.get(path)
-        if plan is not None and plan.capture.output:
-            self._read(plan, plan, [(plan.role + p, t) for p, t in tensors_in(output)])
+        wanted = None if plan is None else self._wanted(plan.outputs)
+        if plan is not None and wanted is not None:
+            named = [(plan.role + p, t) for p, t in tensors_in(output)]
+            self._read(plan, plan, named, wanted)
         return output
 
+    def _wanted(self, declared: Wanted) -> Wanted | None:
+        """Return what to read of a tensor; None for nothing."""
+        tensor = declared.tensor and self.gradients != "only"
+        gradient = declared.gradient and self.gradients != "no"
+        return Wanted(tensor, gradient) if tensor or gradient else None
+
     def _read(
-        self, plan: ModulePlan, what: object, tensors: Sequence[tuple[str, torch.Tensor]]
+        self,
+        plan: ModulePlan,
+        what: object,
+        tensors: Sequence[tuple[str, torch.Tensor]],
+        wanted: Wanted,
     ) -> None:
-        iteration = self._capture.iteration(what, plan.node)
+        counted = (what, "gradients") if self.gradients == "only" else what  # another pass
+        iteration = self._capture.iteration(counted, plan.node)
         if iteration is None:
             return
         how = replace(plan.capture, values=self._values)
@@ -731,7 +791,7 @@ class _Reading:
                     partial(plan.slot, iteration=iteration),
                     capture=self._capture,
                     how=how,
-                    wanted=Wanted(tensor=True, gradient=False),
+                    wanted=wanted,
                 )
 
 

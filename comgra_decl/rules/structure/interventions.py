@@ -18,7 +18,8 @@ class InterventionDidNothing(Rule):
     definition = (
         "At the newest record of an intervention, every element of a changed tensor has kept its "
         "value, no receiver has received another value, or the model's output is the same to the "
-        "last bit; in a sweep, no place has an effect."
+        "last bit, and, if gradients are changed, so are those of all parameters and inputs; in a "
+        "sweep, no place has an effect."
     )
     source = "Our own: two passes of the same samples through the same model are compared."
     advice = (

@@ -27,6 +27,7 @@ SPEC: dict[str, Any] = {
     "probes": {"eyes": {"samples": {"count": 4}, "schedule": {"first": 0, "every": 2}}},
     "interventions": {
         "paths": {**PATHS, "sweep": ["node", "into"]},
+        "guess": {**PATHS, "sweep": ["node", "into"], "estimate": "gradient"},
         "whole": {**PATHS, "sweep": "node"},
     },
 }
@@ -54,11 +55,15 @@ def drawn(root: Path, query: str) -> tuple[Any, dict[tuple[str, str], dict[str, 
     return view, {tuple(paint["edge"]): paint for paint in view.flow}
 
 
-def test_edges_have_the_sum_of_the_paths_through_them(root: Path) -> None:
+@pytest.mark.parametrize("name", ["paths", "guess"])  # path patching, and its attribution
+def test_edges_have_the_sum_of_the_paths_through_them(root: Path, name: str) -> None:
     names = "&open=".join(("blocks", "blocks.0", "blocks.1"))
-    view, flow = drawn(root, f"step=1&colour=effects:paths&open={names}")
-    table = comgra.open_run(root).edge_effects("paths", 0).table()  # the nearest record
-    box = {name: each["id"] for each in view.scene["boxes"] for name in each["members"]}
+    view, flow = drawn(root, f"step=1&colour=effects:{name}&open={names}")
+    run = comgra.open_run(root)
+    table = run.edge_effects(name, 0).table()  # the nearest record
+    other = run.edge_effects("guess" if name == "paths" else "paths", 0).table()
+    assert not table["effect"].equals(other["effect"])
+    box = {node: each["id"] for each in view.scene["boxes"] for node in each["members"]}
     rows = table["effect"].reset_index().itertuples(index=False)
     between = {(a, b): value for a, b, value in rows if box[a] != box[b]}
     assert len(between) > 5
@@ -68,7 +73,7 @@ def test_edges_have_the_sum_of_the_paths_through_them(root: Path) -> None:
         assert f"effect {number(value)} \u00b7 " in paint["text"]
         assert paint["width"] == pytest.approx(1.5 + 7.5 * abs(value) / largest, abs=0.01)
     assert len(flow) == len({(box[a], box[b]) for a, b in between})
-    assert view.legend["title"] == "effects of paths on loss, step 0"
+    assert view.legend["title"] == f"effects of {name} on loss, step 0"
     assert view.legend["high"] == number(largest, digits=3)
     assert view.heat is None
 

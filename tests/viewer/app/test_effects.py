@@ -23,10 +23,13 @@ from comgra_decl.query import Run
 from comgra_decl.viewer.dashboard import Dashboard
 from comgra_decl.viewer.model.catalogue import Catalogue
 from comgra_decl.viewer.model.circuits import circuit_drawing
+from comgra_decl.viewer.model.compare import statistics_of
+from comgra_decl.viewer.model.comparison_target import other_of
 from comgra_decl.viewer.model.effects import effect_tables, place_effects
 from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
+from comgra_decl.viewer.model.sheet import slot_of
 from comgra_decl.viewer.page import create_page
 from comgra_decl.viewer.panes.base import Shown
 from comgra_decl.viewer.panes.compare import ComparePane
@@ -223,6 +226,40 @@ def test_a_place_of_a_sweep_says_how_to_record_it(view: RunView, tmp_path: Path)
     words = shlex.split(html.unescape(command[1]))
     assert words[:5] == ["comgra-decl", "look", "--step", "0", "RUN"]
     assert words[5] == f"interventions.here={found.entry}"
+
+
+def test_compare_shows_a_changed_gradient_beside_the_unchanged_one(tmp_path: Path) -> None:
+    cut = {"of": "eyes", "select": "blocks.1.mlp", "do": "zero", "pass": "grad"}
+    view = RunView(traced({**SPEC, "interventions": {"cut": cut}}, tmp_path, steps=1))
+    catalogue = Catalogue(tmp_path)
+    catalogue.refresh()
+    where = resolve(view, Selection(node="embed", step=0, statistic="std"), {})
+    where = replace(where, type="intervention:cut")
+    gradient = slot_of(view, where, "grad")
+    other = other_of(catalogue, view, where, run="", step=0, type_="probe:eyes")
+    pair = dict(statistics_of(view, gradient, other, where))["std"]
+    for side, type_ in ((pair.here, "intervention:cut"), (pair.there, "probe:eyes")):
+        assert side == view.run.slot("embed").grad.series("std", type=type_)[0]
+    assert pair.here != pair.there
+
+
+def test_the_gradient_of_a_parameter_is_one_number_for_all_samples(tmp_path: Path) -> None:
+    cut = {**OUT, "do": "zero", "pass": "grad", "sweep": ["node", "head"]}
+    cut["measure"] = {"gradient": "embed", "role": "weight"}
+    view = RunView(traced({**SPEC, "interventions": {"cut": cut}}, tmp_path, steps=1))
+    (table,) = effect_tables(view, "eyes", 0)
+    assert table.note.startswith("one number for all samples at step 0")
+    found = place_effects(view, table, 1, 2)
+    assert found is not None
+    assert found.labels == ("all samples",)
+    assert found.measure == "norm of the gradient of loss at embed, weight"
+    assert json.loads(found.entry)["pass"] == "grad"
+    (effect,) = found.effects
+    assert effect == view.run.effects("cut", 0)["mean"].loc[(0, "blocks.1.attn.out", 2)]
+    pane = PicturesPane(lambda **_: None)
+    pane.refresh(shown(view, step=0, node="head"))
+    pane._on_message({"send": cell_token("cut", 1, 2)})
+    assert "<tr><th>all samples</th><td>" in pane.view.html
 
 
 @pytest.fixture(scope="module")
