@@ -474,6 +474,8 @@ def _probed(probes: dict[str, Any]) -> str:
             f"The figures were measured on {probes['date']}. Times are those of the training "
             "thread. The ratio may be below 1, because a picture computes no gradients of "
             "parameters."
+            " A second backward pass goes through the forward and the backward pass; it is a "
+            "product of the Hessian and a vector, and is timed by itself."
         )
     if "memory" in probes:
         first, last = probes["memory"][0], probes["memory"][-1]
