@@ -178,6 +178,50 @@ def test_a_step_that_the_browser_has_is_drawn_without_python(
     expect(image).to_have_attribute("src", before)
 
 
+BELOW = KEEP.replace(
+    "map((e) => (e.marked = true)).length",
+    "filter((e) => e.getBoundingClientRect().top > window.innerHeight + 200)",
+)
+STEP_AND_LOOK = f"""step => {{
+  const below = ({BELOW})();
+  ({STEP})(step);
+  window.below = below;
+  return [below.length, below.every((card) => card.isConnected)];
+}}"""
+
+
+@pytest.mark.browser
+def test_cards_out_of_view_are_drawn_after_those_in_view(
+    probed: RunView, serve: Callable[..., str], page: Any
+) -> None:
+    from playwright.sync_api import expect
+
+    panel: Any = pytest.importorskip("panel")
+    panes: list[PicturesPane] = []
+
+    def make() -> Any:
+        pane = PicturesPane(lambda **_: None)
+        panes.append(pane)
+        pane.refresh(shown(probed, node="0", step=4))
+        panel.state.onload(lambda: pane.view.param.update(ready=True))
+        return pane.panel
+
+    page.set_viewport_size({"width": 700, "height": 400})
+    page.goto(serve(make))
+    page.locator(".html:not(.unanswered)").wait_for()
+    heading = page.locator("h2[data-step]")
+    expect(heading).to_have_attribute("data-step", "4")
+    panes[0]._send_ahead(shown(probed, node="0", step=2))
+    page.wait_for_function(
+        "() => [...Bokeh.documents[0]._all_models.values()].some((m) => m.data?.ahead)"
+    )
+    cards, still_there = page.evaluate(STEP_AND_LOOK, 2)
+    assert cards > 1
+    assert still_there
+    expect(heading).to_have_attribute("data-step", "2")
+    page.wait_for_function("() => window.below.some((card) => !card.isConnected)")
+
+
 @pytest.mark.browser
 def test_an_answer_about_an_earlier_step_does_not_replace_a_later_one(
     probed: RunView, serve: Callable[..., str], page: Any
