@@ -81,7 +81,7 @@ class PartsView(HtmlView):
         self._turn = 0
         super().__init__(**params)
 
-    def show(
+    def show_page(
         self,
         parts: Sequence[Part],
         *,

@@ -133,7 +133,7 @@ _PAGES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What the section shows for a selection; see `PartsView.show`. `tables` are its effects."""
+    """What the section shows for a selection; see `PartsView`. `tables` are its effects."""
 
     parts: tuple[Part, ...]
     tokens: list[str]
@@ -175,7 +175,7 @@ class PicturesPane(Pane):
         """Show the gallery and the cards, of which only changed ones are sent."""
         page = self._page_of(shown)
         self._tables = page.tables
-        self.view.show(
+        self.view.show_page(
             page.parts, frame=self._frame(shown), step=_step(shown), tokens=page.tokens,
             grids=page.grids, picks=page.picks,
         )  # fmt: skip

@@ -24,7 +24,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> RunView:
 
 
 def put(view: PartsView, *parts: Part, step: int = 0, frame: str = "f") -> dict[str, Any]:
-    view.show(parts, frame=frame, step=step, tokens=[], grids={}, picks={})
+    view.show_page(parts, frame=frame, step=step, tokens=[], grids={}, picks={})
     sent: dict[str, Any] = json.loads(view.page)
     return sent
 
@@ -271,7 +271,7 @@ def test_of_steps_pressed_quickly_the_last_is_drawn(
 ) -> None:
     from playwright.sync_api import expect
 
-    root = probed.run.path.parents[1]
+    root = Path(str(probed.run.path)).parents[1]
     panel: Any = pytest.importorskip("panel")
     dashboards: list[Dashboard] = []
 
