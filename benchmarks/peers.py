@@ -3,7 +3,8 @@
 comgra and its dependencies contain a pytest plugin and packages called `scripts` and `assets`.
 Therefore, they are never installed into the environment itself; instead, `build/peers` is appended
 to the import path of the benchmark process. Its recorder needs only the packages listed in
-`peers.txt`.
+`peers.txt`. Its viewer runs in a process of its own, with the packages in `peers-viewer.txt`, among
+them the last Dash that it starts with.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parents[1] / "build" / "peers"
 REQUIREMENTS = Path(__file__).with_name("peers.txt")
+VIEWER_FOLDER = FOLDER.with_name("peers-viewer")
 
 
 def make_importable() -> bool:
@@ -30,10 +32,21 @@ def install() -> bool:
     """Install the peers if necessary; return whether comgra can be imported."""
     if make_importable():
         return True
-    command = [*_installer(), "--quiet", "--no-deps", "--target", str(FOLDER)]
-    print(f"installing comgra for comparison into {FOLDER.name}/ ...", file=sys.stderr)
-    subprocess.run([*command, "-r", str(REQUIREMENTS)], check=False)
+    _install(FOLDER, REQUIREMENTS)
     return make_importable()
+
+
+def install_viewer() -> bool:
+    """Install comgra's viewer if necessary; return whether it is there."""
+    if not VIEWER_FOLDER.is_dir():
+        _install(VIEWER_FOLDER, REQUIREMENTS.with_name("peers-viewer.txt"))
+    return (VIEWER_FOLDER / "dash").is_dir()
+
+
+def _install(folder: Path, requirements: Path) -> None:
+    command = [*_installer(), "--quiet", "--no-deps", "--target", str(folder)]
+    print(f"installing comgra for comparison into {folder.name}/ ...", file=sys.stderr)
+    subprocess.run([*command, "-r", str(requirements)], check=False)
 
 
 def _installer() -> list[str]:

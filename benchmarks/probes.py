@@ -64,6 +64,7 @@ class Stated:
         spec: the keys of the picture besides `method` and `of`.
         forward: the number of forward passes.
         backward: the number of backward passes.
+        second: the number of second backward passes, through the forward and the backward pass.
         further: what the picture computes besides, for [B, T, D] hidden values.
     """
 
@@ -71,6 +72,7 @@ class Stated:
     forward: int
     backward: int
     further: Further | None = None
+    second: int = 0
 
 
 def decode(model: Gpt, hidden: Tensor) -> None:
@@ -98,7 +100,7 @@ IMAGES = {
     "integrated_gradients": Stated({"points": 20}, 21, 20),
     "occlusion": Stated({"window": [12, 12], "stride": 12}, 16, 0),
     "maximise": Stated({"select": "8", "points": 16}, 16, 16),
-    "hessian": Stated({"points": 10, "vectors": 1, "top": 1, "lowest": 1}, 21, 21),
+    "hessian": Stated({"points": 10, "vectors": 1, "top": 1, "lowest": 1}, 1, 1, second=10),
     "loss_slice": Stated({"points": 9}, 9, 0),
 }
 """Pictures of `images`, with 48 x 48 pixels."""
@@ -210,9 +212,14 @@ def passes(rounds: int = 5, steps: int = 3) -> list[dict[str, Any]]:
         unit = {name: median(each) for name, each in plain.seconds.items()}
         for name, stated in pictures.items():
             expected = stated.forward * unit["forward"] + stated.backward * unit["backward"]
-            expected += unit.get(name, 0.0)
+            expected += stated.second * unit.get("second", 0.0) + unit.get(name, 0.0)
             taken = median(clock.seconds[name])
-            own = {"method": name, "forward": stated.forward, "backward": stated.backward}
+            own = {
+                "method": name,
+                "forward": stated.forward,
+                "backward": stated.backward,
+                "second": stated.second,
+            }
             rows.append({**own, "expected": expected, "taken": taken, "ratio": taken / expected})
     return rows
 
@@ -226,11 +233,23 @@ def _add_plain(clock: _Clock, training: Training, pictures: Mapping[str, Stated]
             loss = training.criterion(model(x), y)
         with clock.timed("backward"):
             loss.backward()
+    if any(stated.second for stated in pictures.values()):
+        _add_second(clock, model, training.criterion(model(x), y))
     for name, stated in pictures.items():
         if stated.further is not None:
             assert isinstance(model, Gpt)
             with torch.no_grad(), clock.timed(name):
                 stated.further(model, model.tok(x))
+
+
+def _add_second(clock: _Clock, model: nn.Module, loss: Tensor) -> None:
+    """Time second backward passes: products of the Hessian and a vector."""
+    parameters = [*model.parameters()]
+    gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+    vector = [torch.randn_like(p) for p in parameters]
+    for _ in range(4):
+        with clock.timed("second"):
+            torch.autograd.grad(gradients, parameters, vector, retain_graph=True)
 
 
 # -- steps without a probe -------------------------------------------------------------------------

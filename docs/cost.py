@@ -474,6 +474,8 @@ def _probed(probes: dict[str, Any]) -> str:
             f"The figures were measured on {probes['date']}. Times are those of the training "
             "thread. The ratio may be below 1, because a picture computes no gradients of "
             "parameters."
+            " A second backward pass goes through the forward and the backward pass; it is a "
+            "product of the Hessian and a vector, and is timed by itself."
         )
     if "memory" in probes:
         first, last = probes["memory"][0], probes["memory"][-1]
@@ -493,14 +495,14 @@ def _probed(probes: dict[str, Any]) -> str:
     tables = []
     if "passes" in probes:
         tables += [
-            "| picture | forward | backward | its passes | the picture | ratio |",
-            "| --- | ---: | ---: | ---: | ---: | ---: |",
+            "| picture | forward | backward | second backward | its passes | the picture | ratio |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         ]
     for row in probes.get("passes", ()):
         times = (f"{1000 * row[key]:.3g} ms" for key in ("expected", "taken"))
         tables.append(
             f"| `{row['method']}` | {row['forward']} | {row['backward']} | "
-            f"{' | '.join(times)} | {row['ratio']:.2f} |"
+            f"{row.get('second', 0)} | {' | '.join(times)} | {row['ratio']:.2f} |"
         )
     if "budget" in probes:
         tables += [

@@ -171,7 +171,7 @@ def photograph(page: Page, address: str, run: str, network: str) -> Pictures:
     query = urlencode({"run": run, "node": NODES[network], "section": SECTIONS[0]})
     for width, height in SIZES:
         page.set_viewport_size({"width": width, "height": height})
-        page.goto(f"{address}?{query}")
+        page.goto(f"{address}?{query}", timeout=PATIENCE)
         page.locator('[role="tab"]').first.wait_for(timeout=PATIENCE)
         page.wait_for_function("() => Bokeh.documents[0].is_idle")
         for section in SECTIONS:

@@ -155,9 +155,14 @@ class Dashboard:
         if self.screen.blank:  # a notice is shown; there is nothing to redraw
             self._draw(frozenset())
         if was != (at, state.colour):
-            pictures = state.section == "pictures"
-            work = likely.next_to(view, at, was[0], state.colour, pictures=pictures)
-            self._ahead.plan(work)
+            self._ahead.plan(self._likely_work(view, at, was[0]))
+
+    def _likely_work(self, view: RunView, at: Selection, was: Selection) -> Iterator[likely.Work]:
+        """Yield what prepares the likely next changes; what the open section draws comes first."""
+        shown = self._shown(view)
+        for other in likely.neighbours(view, at, was.step):
+            yield from self.screen.ahead(replace(shown, at=other))
+        yield from likely.next_to(view, at, was, self.state.colour)
 
     def _wanted_point(self, view: RunView, wanted: dict[str, Any]) -> dict[str, Any]:
         """Return the requested fields of the selection, and what they imply for other fields."""

@@ -27,6 +27,7 @@ PRIVATE = {
     "JSComponent._process_param_change": "(self, params)",
     "JSComponent._update_model": "(self, events, msg, root, model, doc, comm)",
     "JSComponent._set_on_model": "(self, msg, root, model)",
+    "JSComponent._get_model": "(self, doc, root, parent, comm)",
     "JSComponent._handle_msg": "(self, data)",
     "JSComponent._send_msg": "(self, data)",
     "Column._preprocess": "(self, root, changed, old_models)",
@@ -67,6 +68,7 @@ _SENDS_DIRECTLY = all(
     for method in ("_update_properties", "_process_param_change", "_update_model", "_set_on_model")
 )
 _PREPROCESSES = unchanged("Column._preprocess")
+_TELLS_OF_DISPLAYS = unchanged("JSComponent._get_model")
 
 _NEEDED = ("JSComponent._handle_msg", "JSComponent._send_msg", "BasicLoginHandler._validate")
 
@@ -94,12 +96,20 @@ class MessagingComponent(JSComponent):
         """Handle a message from the browser, which is untrusted."""
         raise NotImplementedError
 
+    def before_display(self) -> None:
+        """Prepare the parameters for another browser; called before each display."""
+
     def send_to_browser(self, message: dict[str, Any]) -> None:
         """Send a message to the component's JavaScript."""
         self._send_msg(message)
 
     def _handle_msg(self, data: Any) -> None:
         self.on_browser_message(data)
+
+    def _get_model(self, *args: Any, **kwargs: Any) -> Any:
+        if _TELLS_OF_DISPLAYS:
+            self.before_display()
+        return super()._get_model(*args, **kwargs)
 
     def _update_properties(self, *events: Any, doc: Any) -> dict[str, Any]:
         """Skips the design's styles if only the component's own parameters have changed."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from comgra_decl.viewer.memory import sweep
 
 _LOG = logging.getLogger(__name__)
+_SLICE = 0.008  # seconds of small pieces before a pause
 _PAUSE = 0.01  # seconds; lets requests run in between
 _PAINTED = 0.08  # seconds; a browser on this machine may need the processor to paint
 _REST = 1.0  # seconds of idle time before garbage is collected
@@ -49,8 +51,10 @@ class Ahead:
         if not self._work:
             sweep()
             return
+        until = time.monotonic() + _SLICE
         try:
-            self._work.popleft()()
+            while self._work and time.monotonic() < until:
+                self._work.popleft()()
         except Exception:  # noqa: BLE001 - the actual request will report it
             _LOG.debug("prefetching failed", exc_info=True)
             self._work.clear()

@@ -142,6 +142,11 @@ class Screen:
 
     # --- drawing -----------------------------------------------------------------------------
 
+    def ahead(self, shown: Shown) -> Iterator[Callable[[], object]]:
+        """Yield pieces of work after which the open section shows `shown` sooner."""
+        for pane in self.sections[self._state.section].panes:
+            yield from pane.ahead(shown)
+
     def draw(self, names: frozenset[str], shown: Shown) -> None:
         """Redraw panes that read the changed names, or all panes if a notice was shown."""
         if self.blank:

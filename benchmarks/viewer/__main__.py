@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import machine_facts
-from benchmarks.viewer import measures, page
+from benchmarks.viewer import measures, page, rivals
 from benchmarks.viewer.data import SHAPES, made
 from benchmarks.viewer.screen import browser
 from benchmarks.viewer.served import served
@@ -25,6 +25,7 @@ MEASURES = {
     "long": ("steps-100000", measures.long),
     "memory": ("nodes-300", measures.memory),
     "pictures": ("pictures", measures.pictures),
+    "rivals": ("nodes-300", rivals.measured),
 }
 
 
@@ -34,23 +35,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
         folder = Path(options.data or temporary)
         roots = {shape.name: made(folder, shape) for shape in _shapes(options.only)}
+        if "rivals" in options.only:
+            rivals.prepare(folder)
         if options.make:
             return 0
-        path = RESULTS / f"viewer-{date.today().isoformat()}.json"
-        figures = _latest()
-        figures |= {"date": date.today().isoformat(), "machine": machine_facts(_PACKAGES)}
+        now = {"date": date.today().isoformat(), "machine": machine_facts(_PACKAGES)}
         for name in options.only:
             shape, measure = MEASURES[name]
-            figures["measures"][name] = {
-                **_measured(roots[shape], measure),
-                "date": figures["date"],
-                "load": machine_facts(_PACKAGES)["load_before"],
-            }
-            print(page.tables({**figures, "measures": {name: figures["measures"][name]}}))
-        if options.save:
-            path.write_text(json.dumps(figures, indent=1) + "\n")
-            page.write(figures)
+            load = machine_facts(_PACKAGES)["load_before"]
+            taken = {**_measured(roots[shape], measure), "date": now["date"], "load": load}
+            print(page.tables({**now, "measures": {name: taken}}))
+            if options.save:
+                _save(name, taken, now)
     return 0
+
+
+def _save(name: str, taken: dict[str, Any], now: dict[str, Any]) -> None:
+    """Add a measure to the newest results, and write the page."""
+    figures = {**_latest(), **now}
+    figures["measures"][name] = taken
+    path = RESULTS / f"viewer-{now['date']}.json"
+    path.write_text(json.dumps(figures, indent=1) + "\n")
+    page.write(figures)
 
 
 def _latest() -> dict[str, Any]:
@@ -79,7 +85,14 @@ def _shapes(only: Sequence[str]) -> list[Any]:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.viewer", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=MEASURES, default=list(MEASURES))
+    usual = [name for name in MEASURES if name != "rivals"]
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=MEASURES,
+        default=usual,
+        help="by default all but `rivals`, which installs other tools",
+    )
     parser.add_argument("--data", help="keep the synthetic runs (4 GB) in this folder")
     parser.add_argument("--make", action="store_true", help="only create the runs")
     parser.add_argument("--no-save", dest="save", action="store_false")

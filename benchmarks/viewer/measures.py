@@ -14,6 +14,7 @@ from benchmarks.viewer.trained import HEADS, LAYERS, RECORDS, SAMPLES
 CHANGES = 30
 LOADS = 5
 _TABS = 5
+_QUICK, _BURSTS = 10, 10
 _MEMORY_CHANGES = 500
 _REST = 2000  # ms
 _FILLING = 450  # changes before measuring, which fill most of the caches
@@ -23,8 +24,7 @@ Times = dict[str, list[float]]
 
 def everyday(chromium: Any, server: Served) -> dict[str, Any]:
     """Measure common actions: loading, all kinds of changes, and painting."""
-    figures: dict[str, Any] = {"first load": [_load(chromium, server.url)]}
-    figures["usable"] = [_load(chromium, server.url) for _ in range(LOADS)]
+    figures = loading(chromium, server.url)
     screen = Screen(chromium, server.url)
     figures["nothing"] = list(nothing(screen, CHANGES))
     figures["step"] = list(steps(screen, CHANGES))
@@ -42,10 +42,24 @@ def everyday(chromium: Any, server: Served) -> dict[str, Any]:
     return figures
 
 
-def _load(chromium: Any, url: str) -> float:
+def loading(chromium: Any, url: str, loads: int = LOADS) -> dict[str, Any]:
+    """Measure opening the page: the first time, then until it paints anything and can be used."""
+    screens = [_opened(chromium, url) for _ in range(1 + loads)]
+    return {
+        "first load": [screens[0].usable],
+        "first paint": [screen.painted for screen in screens[1:]],
+        "usable": [screen.usable for screen in screens[1:]],
+    }
+
+
+def _opened(chromium: Any, url: str) -> Screen:
     screen = Screen(chromium, url)
     screen.close()
-    return screen.usable
+    return screen
+
+
+def _load(chromium: Any, url: str) -> float:
+    return _opened(chromium, url).usable
 
 
 def nothing(screen: Screen, count: int) -> Iterator[float]:
@@ -215,16 +229,31 @@ def pictures(chromium: Any, server: Served) -> dict[str, Any]:
     shown = 'h2[data-step="{}"]'.format
     url = f"{server.url}?run=group/cnn&node=20&step={last}"
     screen = Screen(chromium, url, ready=[shown(last), ".node"], section="pictures")
-    figures: dict[str, Any] = {"usable": [screen.usable]}
-    figures["step"] = [
-        screen.change(
+    figures: dict[str, Any] = {"usable": [screen.usable], "step": [], "step, pictures drawn": []}
+
+    def press(key: str, step: int, pause: int = 150) -> dict[str, float]:
+        return screen.change(
             "keydown",
-            lambda: screen.page.keyboard.press(","),
+            lambda: screen.page.keyboard.press(key),
             shown(step),
             ANSWERED,
-        )["all"]
-        for step in range(last - 1, last - 1 - CHANGES, -1)
-    ]
+            first=shown(step),
+            pause=pause,
+        )
+
+    for step in range(last - 1, last - 1 - CHANGES, -1):
+        took = press(",", step)
+        figures["step"].append(took["all"])
+        figures["step, pictures drawn"].append(took["first"])
+    back = [press(".", step) for step in range(last - CHANGES + 1, last + 1)]
+    figures["step back"] = [took["all"] for took in back]
+    figures["step back, pictures drawn"] = [took["first"] for took in back]
+    figures["last of ten quick steps"] = []
+    for burst in range(1, _BURSTS + 1):
+        step = last - burst * _QUICK
+        for _ in range(_QUICK - 1):
+            screen.page.keyboard.press(",")
+        figures["last of ten quick steps"].append(press(",", step, pause=0)["all"])
     tiles = screen.page.locator("button.tile")
     figures["sample"] = [
         screen.change(

@@ -16,6 +16,7 @@ _TITLES = {
     "long": "100,000 steps",
     "memory": "many changes, many sessions",
     "pictures": "pictures of 8 samples, heads",
+    "rivals": "beside TensorBoard and comgra",
 }
 _TARGETS = {
     ("everyday", "usable"): 2000,
@@ -28,6 +29,10 @@ _TARGETS = {
     ("large", "highlight"): 100,
     ("large", "new colours"): 80,
     ("pictures", "step"): 60,
+    ("pictures", "step, pictures drawn"): 60,
+    ("pictures", "step back"): 60,
+    ("pictures", "step back, pictures drawn"): 60,
+    ("pictures", "last of ten quick steps"): 60,
     ("pictures", "sample"): 60,
     ("pictures", "144 heads, 128 tokens"): 1000,
 }

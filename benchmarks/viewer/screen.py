@@ -13,6 +13,8 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 ).split()
 SIZE = {"width": 1600, "height": 960}
+PATIENCE = 60_000  # ms
+FIRST_PAINT = """() => performance.getEntriesByName("first-contentful-paint")[0].startTime"""
 _PROBE = Path(__file__).with_name("probe.js")
 ANSWERED = "answered"
 """Condition for changes that query the server: its reply is complete."""
@@ -37,6 +39,7 @@ class Screen:
 
     Attributes:
         usable: milliseconds from the request until the page is drawn and accepts input.
+        painted: milliseconds from the request until the browser first paints any content.
     """
 
     def __init__(
@@ -49,11 +52,12 @@ class Screen:
     ) -> None:
         self._context = chromium.new_context(viewport=SIZE)
         self.page = self._context.new_page()
-        self.page.set_default_timeout(60_000)
+        self.page.set_default_timeout(PATIENCE)
         self.page.add_init_script(path=_PROBE)
         whole = f"{url}{'&' if '?' in url else '?'}section={section}"
         self.page.goto(whole, wait_until="commit")
         self.usable: float = self.page.evaluate("(wanted) => probe.usable(wanted)", list(ready))
+        self.painted: float = self.page.evaluate(FIRST_PAINT)
 
     def close(self) -> None:
         """Close the tab."""
@@ -66,10 +70,13 @@ class Screen:
         return marks
 
     def change(
-        self, event: str, act: Callable[[], None], *wanted: str, first: str = ""
+        self, event: str, act: Callable[[], None], *wanted: str, first: str = "", pause: int = 150
     ) -> dict[str, float]:
-        """Return ms from an event until `wanted` (CSS) is painted ("all"), and until `first` is."""
-        self.page.wait_for_timeout(150)
+        """Return ms from an event until `wanted` (CSS) is painted ("all"), and until `first` is.
+
+        Before the event, the page has `pause` ms to itself.
+        """
+        self.page.wait_for_timeout(pause)
         self.page.evaluate(
             "([event, wanted, first]) => { probe.expect(event, wanted, first); }",
             [event, list(wanted), first],

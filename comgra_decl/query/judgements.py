@@ -34,27 +34,30 @@ def reliability(read: RecordedValues, step: int | None, node: str | None) -> Pic
 def linear_probe(read: RecordedValues, step: int | None, node: str | None) -> Picture:
     """Return how well each layer tells the classes apart, by step; see `Run.picture`."""
     steps = read.steps() if step is None else [read.step(step, read.type)]
-    names = [*read.all_values(steps[-1])] if node is None else [node]
-    found = np.full((len(steps), len(names)), np.nan)
-    facts: dict[str, Any] = {"fitted": [], "tested": []}
-    usable = False
-    for i, at in enumerate(steps):
-        places, classes = read.classes(at)
-        held_out = predictions.every_other(classes)
-        facts["fitted"].append(int((~held_out).sum()))
-        facts["tested"].append(int(held_out.sum()))
-        usable = usable or (any(held_out) and len({*classes.tolist()}) > 1)
-        for j, name in enumerate(names):
-            value = read.value(name, at)[places]
-            found[i, j] = predictions.linear_accuracy(
-                value, classes, held_out=held_out, ridge=predictions.RIDGE
-            )
-    if not usable:
+    samples = [read.classes(at) for at in steps]
+    held_out = [predictions.every_other(classes) for _, classes in samples]
+    classes = samples[-1][1]
+    usable = (
+        bool(any(held)) and len({*each.tolist()}) > 1
+        for (_, each), held in zip(samples, held_out, strict=True)
+    )
+    if not any(usable):  # before values are read
         raise UnknownNameError(
             "a linear probe needs samples of two classes, at least one of them with two "
             f"samples; those of step {steps[-1]} have the classes {classes.tolist()}. Raise "
             "`samples.count`, or set `samples.by` to have the same number of each class."
         )
+    names = [*read.all_values(steps[-1])] if node is None else [node]
+    found = np.full((len(steps), len(names)), np.nan)
+    for i, (at, (places, each), held) in enumerate(zip(steps, samples, held_out, strict=True)):
+        for j, name in enumerate(names):
+            found[i, j] = predictions.linear_accuracy(
+                read.value(name, at)[places], each, held_out=held, ridge=predictions.RIDGE
+            )
+    facts: dict[str, Any] = {
+        "fitted": [int((~held).sum()) for held in held_out],
+        "tested": [int(held.sum()) for held in held_out],
+    }
     labels: dict[str, list[Any]] = {"step": steps, "node": names}
     return Picture("linear_probe", found, ("step", "node"), node, step, labels, facts)
 

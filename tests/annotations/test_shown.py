@@ -16,10 +16,11 @@ from comgra_decl.errors import AnnotationError, UnknownNameError
 from comgra_decl.query import Run
 from comgra_decl.store.copying import copy_run
 from comgra_decl.store.verify import verify
+from comgra_decl.viewer.components.parts import joined
 from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection
-from comgra_decl.viewer.panes.pictures import _page
+from comgra_decl.viewer.panes.pictures import _parts
 from tests.annotations.nets import Net
 from tests.support.recording import EVERYTHING, contents, recording
 
@@ -114,7 +115,7 @@ def test_the_viewer_shows_the_last_one_up_to_the_selected_step(run: Run) -> None
     early, late = (album(view, Selection(step=step)) for step in (3, 6))
     texts = [{e.name: e for e in each.exhibits}["a text"] for each in (early, late)]
     assert [(e.step, e.text) for e in texts] == [(2, "früher <b>\nxx"), (5, "last")]
-    page = _page(early, "", "", over=False)
+    page = joined(_parts(early, "", (), over=False))
     assert page.count('<img src="data:image/png;base64,') == len(FORMS) + 1
     assert "früher &lt;b&gt;" in page
     assert "No samples to follow" in page

@@ -22,6 +22,7 @@ from comgra_decl.hooks.probing.methods import drawn
 from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.subject import Drawn, Subject
 from comgra_decl.spec import load_spec
+from comgra_decl.spec.pictures import PictureSpec
 
 CLOSE = 1e-6
 """Largest difference, relative to the largest value."""
@@ -62,10 +63,13 @@ def subject_of(model: nn.Module, x: Tensor, classes: list[int] | None = None) ->
     return Subject(copy, Samples((x,), {}, list(range(len(x))), [], labels))
 
 
-def picture(model: nn.Module, x: Tensor, labels: list[int] | None = None, **spec: Any) -> Drawn:
+def spec_of(**keys: Any) -> PictureSpec:
     probes = {"eyes": {"samples": {"count": 1}}}
-    declared = load_spec({"probes": probes, "pictures": {"it": {"of": "eyes", **spec}}})
-    return drawn(declared.pictures["it"], subject_of(model, x, labels))
+    return load_spec({"probes": probes, "pictures": {"it": {"of": "eyes", **keys}}}).pictures["it"]
+
+
+def picture(model: nn.Module, x: Tensor, labels: list[int] | None = None, **spec: Any) -> Drawn:
+    return drawn(spec_of(**spec), subject_of(model, x, labels))
 
 
 def values(model: nn.Module, x: Tensor, labels: list[int] | None = None, **spec: Any) -> Tensor:
@@ -82,6 +86,21 @@ def same(found: Tensor, wanted: Tensor, tolerance: float = CLOSE) -> None:
 
 FORMS = pytest.mark.parametrize("form", ["module", "function", "in place"])
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+@pytest.mark.parametrize("method", ["grad_cam", "saliency", "guided_grad_cam"])
+def test_no_gradients_of_parameters_are_computed(method: str) -> None:
+    subject = subject_of(net(), torch.randn(3, 2, 7, 6, dtype=torch.float64))
+    computed: list[Tensor] = []
+    parameters = [*subject.copy.module.parameters()]
+    for parameter in parameters:
+        parameter.register_hook(computed.append)
+    layer = {} if method == "saliency" else {"select": "conv1"}
+    drawn(spec_of(method=method, target=1, **layer), subject)
+    assert computed == []
+    with torch.enable_grad():
+        subject.call().sum().backward()
+    assert len(computed) == len(parameters)
 
 
 @FORMS

@@ -111,11 +111,12 @@ class Component(MessagingComponent):
                 self._handled.append(serial)
         with pn.io.hold():  # one message for all changes and the acknowledgement
             try:
-                self._act_on(data)
+                self.handle(data)
             finally:
                 self.ack += 1
 
-    def _act_on(self, data: Any) -> None:
+    def handle(self, data: Any) -> None:
+        """Check a message, and pass it to the callbacks if it is valid."""
         if not (isinstance(data, dict) and len(data) == 1 and self.check(data)):
             _LOG.debug("%s ignored the message %.200r", type(self).__name__, data)
             return

@@ -1,6 +1,6 @@
 // Shows HTML from Python; elements with `data-send` act as buttons.
 
-export function render({ model }) {
+export function render({ model, view }) {
   const outbox = new Outbox(model);
   const root = document.createElement("div");
   root.className = "html";
@@ -14,18 +14,20 @@ export function render({ model }) {
   let opened = null;
   let lasso = null; // the line that is being drawn
 
-  // Keeps the focus on the same element when the content is replaced, and shows what was opened.
-  function draw() {
+  // Keeps the focus on the same element when content is replaced, and shows what was opened.
+  function change(replace) {
     const focused = root.getRootNode().activeElement;
     const { send: token = null, cells = null, at = "" } = focused?.dataset ?? {};
     lasso = null;
-    content.innerHTML = model.html;
-    if (token) content.querySelector(`[data-send="${CSS.escape(token)}"]`)?.focus();
-    if (cells) refocus(content.querySelector(`[data-cells="${CSS.escape(cells)}"]`), at);
+    replace();
+    const replaced = focused !== root.getRootNode().activeElement;
+    if (token && replaced) content.querySelector(`[data-send="${CSS.escape(token)}"]`)?.focus();
+    if (cells && replaced) refocus(content.querySelector(`[data-cells="${CSS.escape(cells)}"]`), at);
     const card = content.querySelector("[data-opened]");
     if (card && card.dataset.opened !== opened) card.scrollIntoView({ block: "nearest" });
     opened = card ? card.dataset.opened : null;
   }
+  const draw = () => change(() => { content.innerHTML = model.html; });
 
   const grid = (event) => event.composedPath().find((e) => e.dataset?.cells !== undefined);
 
@@ -163,7 +165,10 @@ export function render({ model }) {
   showReady();
   model.on("ready", showReady);
   model.on("msg:custom", handOver);
-  model.on("html", draw);
-  draw();
+  if (typeof Parts === "function") new Parts({ model, view, content, outbox, change }).arrive();
+  else {
+    model.on("html", draw);
+    draw();
+  }
   return root;
 }

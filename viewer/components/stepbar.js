@@ -51,8 +51,8 @@ class Steps {
 }
 
 class StepBar {
-  constructor(model) {
-    this.model = model;
+  constructor(model, view) {
+    Object.assign(this, { model, view });
     this.outbox = new Outbox(model);
     this.steps = new Steps(model.runs);
     this.index = model.index;
@@ -201,6 +201,8 @@ class StepBar {
     if (this.model.follow && to < this.steps.count - 1) this.#setFollow(false);
     this.#drawHandle();
     this.outbox.post({ index: to });
+    const detail = { document: this.view.model.document, step: this.steps.step(to) };
+    window.dispatchEvent(new CustomEvent("comgra-step", { detail })); // see parts.js
   }
 
   #setFollow(follow) {
@@ -275,6 +277,6 @@ class StepBar {
   }
 }
 
-export function render({ model }) {
-  return new StepBar(model).root;
+export function render({ model, view }) {
+  return new StepBar(model, view).root;
 }

@@ -44,6 +44,9 @@ class Cache:
         self._hold(key, value)
         return value
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._held
+
     def clear(self) -> None:
         """Remove all entries."""
         self._held.clear()

@@ -125,9 +125,16 @@ class Clouds:
         self.method = "pca"
         self._frames = Cache(_KEPT)
         self._layouts: dict[Hashable, _Layout] = {}
+        self._fitted = 0
+
+    @property
+    def state(self) -> tuple[str, int]:
+        """What decides how a cloud is drawn: the method, and how often it was fitted again."""
+        return self.method, self._fitted
 
     def fit_again(self) -> None:
         """Fit all axes, layouts and frames to the records that exist now."""
+        self._fitted += 1
         self._frames.clear()
         self._layouts.clear()
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from comgra_decl.viewer.model.distribution import distribution
 from comgra_decl.viewer.model.graph import scale
-from comgra_decl.viewer.model.pictures import parts_of
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, slots_of
 from comgra_decl.viewer.model.series import curve
@@ -26,9 +25,7 @@ _QUICK = 2_000_000
 """Maximum number of values per read. A read blocks requests for a few hundredths of a second."""
 
 
-def next_to(
-    view: RunView, at: Selection, before: Selection, colour: str, *, pictures: bool = False
-) -> Iterator[Work]:
+def next_to(view: RunView, at: Selection, before: Selection, colour: str) -> Iterator[Work]:
     """Yield likely next reads after a change: neighbouring steps or choices.
 
     Args:
@@ -36,11 +33,7 @@ def next_to(
         at: the selection.
         before: the selection before the change.
         colour: the pass that colours the graph.
-        pictures: whether the pictures of neighbouring steps are shown next, which come first.
     """
-    if pictures:
-        for other in _neighbours(view, at, before.step):
-            yield from parts_of(view, other)
     if at.step != before.step:
         yield from near_steps(view, at, before.step)
     if replace(at, step=before.step) != before or at.step == before.step:
@@ -49,11 +42,11 @@ def next_to(
 
 def near_steps(view: RunView, at: Selection, before: int | None) -> Iterator[Work]:
     """Yield reads for two records in the direction of navigation and one behind."""
-    for other in _neighbours(view, at, before):
+    for other in neighbours(view, at, before):
         yield from _at_step(view, other)
 
 
-def _neighbours(view: RunView, at: Selection, before: int | None) -> Iterator[Selection]:
+def neighbours(view: RunView, at: Selection, before: int | None) -> Iterator[Selection]:
     """Yield the selection at two records in the direction of navigation and one behind."""
     steps = view.steps(at.type)
     if at.step is None or not len(steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -98,6 +98,10 @@ class Pane(ABC):
     def components(self) -> list[Any]:
         """Return the browser components to notify when the page is ready."""
         return []
+
+    def ahead(self, shown: Shown) -> Iterator[Callable[[], object]]:
+        """Yield pieces of work after which the pane shows `shown` sooner."""
+        yield from ()
 
     def exhibits(self) -> list[Exhibit]:
         """Return the figures that users can download."""

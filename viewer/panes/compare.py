@@ -69,7 +69,7 @@ _GRID = """
 @container (max-width: 900px) {
   :host {
     grid-template-columns: minmax(0, 1fr);
-    grid-template-rows: auto minmax(300px, 1fr) 320px 320px; min-height: 1200px;
+    grid-template-rows: max-content minmax(300px, 1fr) 320px 320px; min-height: 1200px;
   }
   .choices { contain: none; grid-row: 1; }
   .table { grid-column: 1; }

@@ -42,7 +42,7 @@ _GRID = """
 @container (max-width: 900px) {
   :host {
     grid-template-columns: minmax(0, 1fr) !important;
-    grid-template-rows: auto repeat(4, 280px) 420px;
+    grid-template-rows: max-content repeat(4, 280px) 420px;
   }
   .choices { grid-row: auto; }
   .layers { grid-column: 1; }

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 from comgra_decl.records import INTERVENTION_PREFIX, PROBE_PREFIX
 from comgra_decl.viewer.components.base import Message
+from comgra_decl.viewer.components.parts import Part, PartsView
 from comgra_decl.viewer.escaping import html_text as _e
 from comgra_decl.viewer.model.brushing import Brush
+from comgra_decl.viewer.model.cache import Cache
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
-from comgra_decl.viewer.model.clouds import Clouds, layouts_here
+from comgra_decl.viewer.model.clouds import Clouds, laid_out, layouts_here
 from comgra_decl.viewer.model.compare import DIFFERENCE, ranking_of
 from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.effects import EffectTable, PlaceEffects, place_effects
@@ -22,9 +26,10 @@ from comgra_decl.viewer.model.pictures import (
     Card,
     Exhibit,
     album,
+    parts_of,
 )
 from comgra_decl.viewer.model.table_cards import TableCard
-from comgra_decl.viewer.panes.base import Pane, Shown, html_view
+from comgra_decl.viewer.panes.base import Pane, Shown
 from comgra_decl.viewer.panes.clouds import FIT_AGAIN, LASSO, cloud_card
 from comgra_decl.viewer.panes.effects import CSS as EFFECTS
 from comgra_decl.viewer.panes.effects import (
@@ -42,6 +47,7 @@ from comgra_decl.viewer.panes.landscapes import landscape_card
 from comgra_decl.viewer.panes.lenses import lens_card
 from comgra_decl.viewer.panes.record_cards import CSS as RECORD_CARDS
 from comgra_decl.viewer.panes.record_cards import missing_card, record_card
+from comgra_decl.viewer.style import CSS
 
 _CSS = """
 .cards { align-items: flex-start; display: flex; flex-wrap: wrap; gap: 12px; margin: 8px 0 14px; }
@@ -121,6 +127,25 @@ _OVER = "over"
 """What the button sends that lays the maps over the image of the sample."""
 
 
+_PAGES = 8 << 20
+"""Bytes of the pages of steps that a session keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """What the section shows for a selection; see `PartsView`. `tables` are its effects."""
+
+    parts: tuple[Part, ...]
+    tokens: list[str]
+    grids: dict[str, tuple[int, int]]
+    picks: dict[str, int]
+    tables: dict[str, EffectTable]
+
+
+def _step(shown: Shown) -> int:
+    return -1 if shown.at.step is None else shown.at.step
+
+
 class PicturesPane(Pane):
     """A gallery of the probe's samples. A click selects a sample for all sections."""
 
@@ -136,7 +161,9 @@ class PicturesPane(Pane):
         self._positions: dict[str, int] = {}
         self._place, self._strongest = "", STRONGEST[0]
         self._tables: dict[str, EffectTable] = {}
-        self.view = html_view(_CSS + GALLERY + EFFECTS + RECORD_CARDS)
+        self._pages = Cache(_PAGES)
+        css = CSS + _CSS + GALLERY + EFFECTS + RECORD_CARDS
+        self.view = PartsView(css=css, sizing_mode="stretch_width", margin=0)
         self.view.on_message(self._on_message)
         return self.view
 
@@ -145,7 +172,40 @@ class PicturesPane(Pane):
         return [self.view]
 
     def update(self, shown: Shown) -> None:
-        """Rewrite the gallery and the cards."""
+        """Show the gallery and the cards, of which only changed ones are sent."""
+        page = self._page_of(shown)
+        self._tables = page.tables
+        self.view.show_page(
+            page.parts, frame=self._frame(shown), step=_step(shown), tokens=page.tokens,
+            grids=page.grids, picks=page.picks,
+        )  # fmt: skip
+
+    def ahead(self, shown: Shown) -> Iterator[Callable[[], object]]:
+        """Yield the work for the page of another step, which is then sent to the browser."""
+        if (self._frame(shown), _step(shown)) not in self._pages:
+            yield from parts_of(shown.view, shown.at)
+        elif self.view.has(self._page_of(shown).parts):
+            return
+        yield partial(self._send_ahead, shown)
+
+    def _send_ahead(self, shown: Shown) -> None:
+        page = self._page_of(shown)
+        self.view.send_ahead(page.parts, frame=self._frame(shown), step=_step(shown))
+
+    def _frame(self, shown: Shown) -> str:
+        """Return a text that is the same for selections of which only the step differs."""
+        view, brushed = shown.view, shown.brush.samples
+        own = self._over, self._positions, self._place, self._strongest, self._clouds.state
+        at = shown.at.type, shown.at.node, shown.at.sample
+        of_run = str(view.run.path), view.number, view.revision, laid_out(view)
+        return blake2b(repr((of_run, at, brushed, own)).encode(), digest_size=9).hexdigest()
+
+    def _page_of(self, shown: Shown) -> _Page:
+        """Return the page of a selection, which is kept."""
+        key = self._frame(shown), _step(shown)
+        return self._pages.get(key, lambda: self._make(shown))
+
+    def _make(self, shown: Shown) -> _Page:
         found = album(shown.view, shown.at, self._clouds, positions=self._positions)
         drawings = [circuit_drawing(shown.view, t, self._strongest) for t in found.effects]
         circuits = [drawing for drawing in drawings if drawing is not None]
@@ -162,10 +222,13 @@ class PicturesPane(Pane):
                 cards.append(place_card(place, self._place))
         cards += [circuit_card(drawing) for drawing in circuits]
         brushed = tuple(i for i in shown.brush.samples if i < len(found.tiles))
-        html = _page(found, shown.at.node, "".join(cards), over=self._over, brushed=brushed)
-        picks = {LASSO: len(found.tiles)}
-        self.view.param.update(html=html, tokens=sent, grids=grids(found.effects), picks=picks)
-        self._tables = {table.name: table for table in found.effects}
+        return _Page(
+            _parts(found, shown.at.node, cards, over=self._over, brushed=brushed),
+            sent,
+            grids(found.effects),
+            {LASSO: len(found.tiles)},
+            {table.name: table for table in found.effects},
+        )
 
     def _opened(self, shown: Shown, found: Album) -> PlaceEffects | None:
         """Return the effects in the place of the chosen cell; None if there is none."""
@@ -249,14 +312,15 @@ def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:
     return [*dict.fromkeys([*compared, *affected, *inside])]
 
 
-def _page(
-    found: Album, node: str, effects: str, *, over: bool, brushed: tuple[int, ...] = ()
-) -> str:
-    shown = _exhibits(found.exhibits)
+def _parts(
+    found: Album, node: str, effects: Sequence[str], *, over: bool, brushed: tuple[int, ...] = ()
+) -> tuple[Part, ...]:
+    """Return the page in parts, from the top."""
+    shown = [Part("shown", _exhibits(found.exhibits))] if found.exhibits else []
     computed = [record_card(each) for each in found.computed if each.picture is not None]
     empty = [record_card(each) for each in found.computed if each.picture is None]
     if not found.probe:
-        return f'{shown}{_NO_PROBE}<div class="cards">{"".join([*computed, *empty])}</div>'
+        return (*shown, Part("no probe", _NO_PROBE), *_boxed([*computed, *empty]))
     image = next((tile.image for tile in found.tiles if tile.sample == found.sample), "")
     pictures = [_card(card, image if over else "") for card in found.cards]
     pictures += [*map(lens_card, found.lenses), *map(landscape_card, found.landscapes)]
@@ -269,20 +333,22 @@ def _page(
     sprites = [tile.sprite for tile in found.tiles]
     cloud = cloud_card(found.cloud, node, found.sample, sprites, brushed)
     tables = [_table(table, len(found.tiles)) for table in found.tables]
-    cards = [*pictures, effects, cloud, *computed, *tables, *empty]
-    veiled = bool(image) and any(card.over for card in found.cards)
-    return (
-        f'<h2 data-step="{found.step}">Probe {_e(found.probe)} at step {count(found.step)}</h2>'
-        f"{gallery(found, brushed)}"
-        f"{_brushed(brushed)}"
-        f'{_veil_button(over) if veiled else ""}<div class="cards">{"".join(cards)}</div>{shown}'
-    )
+    cards = [*pictures, *effects, cloud, *computed, *tables, *empty]
+    title = f'<h2 data-step="{found.step}">Probe {_e(found.probe)} at step {count(found.step)}</h2>'
+    top = [Part("title", title), Part("gallery", gallery(found, brushed))]
+    if brushed:
+        top.append(Part("brushed", _brushed(brushed)))
+    if image and any(card.over for card in found.cards):
+        top.append(Part("over", _veil_button(over)))
+    return (*top, *_boxed(cards), *shown)
+
+
+def _boxed(cards: Sequence[str]) -> list[Part]:
+    return [Part(f"card {i}", html, boxed=True) for i, html in enumerate(cards)]
 
 
 def _brushed(samples: tuple[int, ...]) -> str:
-    """Return which samples are brushed, and the button that ends it; "" if none are."""
-    if not samples:
-        return ""
+    """Return which samples are brushed, and the button that ends it."""
     return (
         f'<p class="choice">Brushed samples: {", ".join(map(str, samples))} '
         f'<button type="button" data-send="{LASSO}:">none</button></p>'
@@ -298,9 +364,7 @@ def _veil_button(over: bool) -> str:
 
 
 def _exhibits(found: Sequence[Exhibit]) -> str:
-    """Return the section with what the program has shown; "" if it has shown nothing."""
-    if not found:
-        return ""
+    """Return the section with what the program has shown."""
     cards = []
     for each in found:
         title = f"{_e(each.name)} <small>step {count(each.step)}</small>"

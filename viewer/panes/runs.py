@@ -45,7 +45,7 @@ _GRID = """
 @container (max-width: 900px) {
   :host {
     grid-template-columns: minmax(0, 1fr);
-    grid-template-rows: var(--table) auto 250px 250px 270px;
+    grid-template-rows: var(--table) max-content 250px 250px 270px;
     min-height: calc(var(--table) + 1050px);
   }
   .choices { contain: none; grid-row: 2; }

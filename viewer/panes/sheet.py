@@ -49,11 +49,11 @@ _GRID = """
 .choices, .cells { contain: size; min-height: 0; min-width: 0; overflow: auto; }
 @container (max-width: 900px) {
   :host {
-    grid-template-columns: minmax(0, 1fr); min-height: 800px; row-gap: 12px;
-    grid-template-rows: auto minmax(280px, 1fr) minmax(260px, 1fr);
+    grid-template-columns: minmax(0, 1fr); min-height: 840px; row-gap: 12px;
+    grid-template-rows: max-content minmax(280px, 1fr) minmax(260px, 1fr);
   }
   .choices { contain: none; }
-  :host(.missing) { grid-template-rows: auto minmax(260px, 1fr); min-height: 0; }
+  :host(.missing) { grid-template-rows: max-content minmax(260px, 1fr); min-height: 0; }
   :host(.missing) .cells { grid-column: 1; }
 }
 .scroll-button { display: none !important; }

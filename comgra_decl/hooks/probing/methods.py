@@ -236,13 +236,14 @@ def _cams(
         explained = subject.explained(subject.call(tap=tap), classes, spec.target)
         if not explained.requires_grad:
             raise ProbeError(_UNREACHED)
-        leaves = [p for p in subject.copy.module.parameters() if p.requires_grad]
-        torch.autograd.grad(explained.sum(), [*leaves, *tap.leaves], allow_unused=True)
+        edges = [*tap.edges.values()]
+        found = torch.autograd.grad(explained.sum(), edges, allow_unused=True) if edges else ()
+    gradients = dict(zip(tap.edges, found, strict=True))
     cams = {}
     for path, output in tap.outputs.items():
         if output.dim() < 3:
             raise ProbeError(f"{path} returns {list(output.shape)}, which has no positions to map")
-        gradient = tap.gradients.get(path)
+        gradient = gradients.get(path)
         if gradient is not None:
             channels = tap.channels[path]
             over = tuple(dim for dim in range(1, output.dim()) if dim != channels)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional as F
 
 from comgra_decl.errors import ProbeError
@@ -34,26 +35,25 @@ Target = int | str | TokenTarget
 
 @dataclass
 class Tap:
-    """Captures the outputs of selected modules, and their gradients, during a call.
+    """Captures the outputs of selected modules, and where their gradients arrive, during a call.
 
     Outputs are copied when they are returned, because a later operation may change them in place.
-    Gradients are read by a hook on the tensor, so they refer to the same moment.
+    Their edges are those of the same moment.
 
     Attributes:
         paths: the modules.
         outputs: a copy of the first tensor of numbers that each module returns, such as the first
             one of a tuple, in the order of the calls.
         channels: the dimension of the channels of each of these outputs.
-        gradients: the gradients of these outputs, after the backward pass.
+        edges: where the gradients of these outputs arrive, for `torch.autograd.grad`. Outputs
+            without history have one as well.
         replace: values to use instead of the first output of a module.
-        leaves: replace outputs without history, so that gradients reach them.
     """
 
     paths: frozenset[str]
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    edges: dict[str, GradientEdge] = field(default_factory=dict)
     replace: dict[str, torch.Tensor] = field(default_factory=dict)
-    leaves: list[torch.Tensor] = field(default_factory=list)
     channels: dict[str, int] = field(default_factory=dict)
     _layouts: Layouts = field(default_factory=Layouts)
 
@@ -80,17 +80,11 @@ class Tap:
     def _tapped(self, path: str, output: torch.Tensor) -> torch.Tensor:
         output = self.replace.get(path, output)
         if torch.is_grad_enabled() and not output.requires_grad and output.is_floating_point():
-            self.leaves.append(output.detach().requires_grad_())
-            output = self.leaves[-1].clone()  # unlike a view, the model may write to it
+            leaf = output.detach().requires_grad_()
+            output = leaf.clone()  # unlike a view, the model may write to it
         self.outputs[path] = output.detach().clone()
         if output.requires_grad:
-            kept = self.gradients  # not self, whose tensors would keep the hook, and it them
-
-            def keep(gradient: torch.Tensor | None) -> None:
-                if gradient is not None:  # None behind layers without one, such as quantized ones
-                    kept[path] = gradient.detach().clone()
-
-            output.register_hook(keep)
+            self.edges[path] = get_gradient_edge(output)  # the model may change it in place later
         return output
 
 

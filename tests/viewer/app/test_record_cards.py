@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import comgra_decl
 from comgra_decl.query import Run
 from comgra_decl.viewer.model.images import png, veil
-from comgra_decl.viewer.model.likely_reads import next_to
+from comgra_decl.viewer.model.likely_reads import neighbours
 from comgra_decl.viewer.model.pictures import album
 from comgra_decl.viewer.model.runview import RunView
 from comgra_decl.viewer.model.selection import Selection, resolve
@@ -277,8 +277,10 @@ def test_pictures_of_neighbouring_steps_are_read_ahead(
     steps = fresh.steps("").tolist()
     at, before = (replace(resolve(fresh, Selection(), {}), step=s) for s in steps[1::-1])
     monkeypatch.setattr(Run, "picture", picture)
-    for read in next_to(fresh, at, before, "kind", pictures=True):
-        read()
+    pane = PicturesPane(lambda **_: None)
+    for other in neighbours(fresh, at, before.step):
+        for work in pane.ahead(Shown(fresh, other, "kind", "linear", None, follow=False)):
+            work()
     assert {"likeness", "linear_probe", "feature_maps"} <= {*asked}
     asked.clear()
     found = album(fresh, replace(at, step=steps[2]))

@@ -80,16 +80,22 @@ def test_a_narrow_section_shows_its_table_above_its_figures(
 
 
 OVERLAPS = """() => {
-  const boxes = (selector, root = document) => [...root.querySelectorAll("*")].flatMap((e) => [
-    ...(e.matches(selector) ? [e.getBoundingClientRect()] : []),
-    ...(e.shadowRoot ? boxes(selector, e.shadowRoot) : [])]);
-  const seen = (selector) => boxes(selector, document.querySelector("main"))
+  const within = (root, selector) => [...root.querySelectorAll("*")].flatMap((e) => [
+    ...(e.matches(selector) ? [e] : []),
+    ...(e.shadowRoot ? within(e.shadowRoot, selector) : [])]);
+  const boxes = (elements) => elements.map((e) => e.getBoundingClientRect())
     .filter((box) => box.width && box.height);
-  const figures = seen(".bk-Figure");
-  return seen(".choices select, .choices button, .choices input").flatMap((field) => figures
+  const main = document.querySelector("main");
+  const figures = boxes(within(main, ".bk-Figure"));
+  const choices = within(main, ".choices").filter((e) => e.getClientRects().length);
+  const fields = boxes(choices.flatMap((e) => within(e.shadowRoot, "select, button, input")));
+  const cut = choices.filter((e) => e.scrollHeight > e.clientHeight + 1)
+    .map((e) => `choices of ${e.scrollHeight} px have ${e.clientHeight}`);
+  if (!fields.length || !figures.length) return ["nothing is compared"];
+  return [...cut, ...fields.flatMap((field) => figures
     .filter((f) => f.left < field.right - 1 && field.left < f.right - 1
       && f.top < field.bottom - 1 && field.top < f.bottom - 1)
-    .map((f) => `a figure at ${f.top} covers a field at ${field.top}`));
+    .map((f) => `a figure at ${f.top} covers a field at ${field.top}`))];
 }"""
 
 
