@@ -702,10 +702,10 @@ def starve_collate(seconds: float) -> None:
     model = nn.Sequential(nn.EmbeddingBag(80, 16), nn.Linear(16, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader: DataLoader[Any] = DataLoader(
-        texts,
+        texts,  # type: ignore[arg-type]
         batch_size=32,
         shuffle=True,
-        collate_fn=collate,  # type: ignore[arg-type]
+        collate_fn=collate,
     )
     for _ in clock(seconds):
         for ids, label in loader:
