@@ -323,7 +323,8 @@ class Encoder(nn.Module):
 @pytest.mark.parametrize(
     ("make", "shape", "node"),
     [(Net, (BATCH, 16), "block"), (Net, (BATCH, 16), "head"),
-     (Encoder, (4, 10, 16), "layers.0"), (Encoder, (4, 10, 16), "layers.1")],
+     (Encoder, (4, 10, 16), "layers.0"), (Encoder, (4, 10, 16), "layers.1"),
+     (Encoder, (4, 10, 16), "layers.1.self_attn")],
 )  # fmt: skip
 def test_the_hint_is_what_a_checkpoint_really_saves(
     make: Callable[[], nn.Module], shape: tuple[int, ...], node: str, tmp_path: Path
