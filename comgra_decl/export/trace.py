@@ -2,7 +2,9 @@
 
 The format is described in "Trace Event Format" (Google, 2016). All times are in microseconds since
 the run started, with three decimals: Perfetto reads them as whole nanoseconds. The spans of a track
-lie within one another or apart, because a track cannot show spans that partly overlap.
+lie within one another or apart, because a track cannot show spans that partly overlap. Other
+numbers have 15 significant digits: Perfetto reads all digits of a number as one 64-bit integer, and
+shows 0.00044481115764938295 as 0.0057.
 """
 
 from __future__ import annotations
@@ -87,6 +89,11 @@ def _span(
     return {"ph": "X", "name": name, "pid": process, "tid": thread, **times, **more}
 
 
+def _digits(value: float) -> float:
+    """Return a number with at most 15 significant digits."""
+    return float(f"{value:.15g}")
+
+
 # -- records -----------------------------------------------------------------------------------
 
 
@@ -102,7 +109,7 @@ def _records(content: Content) -> Iterator[Event]:
         args: dict[str, Any] = {"step": int(row["step"]), "type": row["type"], "mode": row["mode"]}
         if row["kept"] is not None:
             args["kept"] = str(row["kept"])
-        args["cost_ms"] = cost / 1000
+        args["cost_ms"] = _digits(cost / 1000)
         ends = _US * (float(row["time"]) - run.started)
         start = min(max(ends - cost, before), ends)
         before = ends
@@ -130,7 +137,7 @@ def _metrics(content: Content) -> Iterator[Event]:
                 "pid": _RUN,
                 "tid": 0,
                 "ts": round(times[step], 3),
-                "args": {"value": float(value)},
+                "args": {"value": _digits(value)},
             }
 
 
@@ -163,7 +170,7 @@ def _steps(content: Content) -> Iterator[Event]:
     document, before = content.run.document(PROFILE), 0.0
     for step in document["steps"] if document is not None else ():
         phases = {
-            f"{phase}_ms": step[phase] / 1000
+            f"{phase}_ms": _digits(step[phase] / 1000)
             for phase in ("data", "forward", "backward", "optimizer", "other")
         }
         start = max(_US * (step["time"] - content.run.started), before)
@@ -240,6 +247,6 @@ def _statistics(run: Run, last: int) -> Mapping[str, dict[str, Any]]:
     for key, values in row.iterrows():
         node, role, iteration, pass_ = cast(tuple[Any, ...], key)
         if (role, iteration, pass_) == ("output", 0, "forward"):
-            kept = {str(k): float(v) for k, v in values.items() if math.isfinite(v)}
+            kept = {str(k): _digits(v) for k, v in values.items() if math.isfinite(v)}
             found[str(node)] = {"recorded_step": step, "output": kept}
     return found

@@ -37,8 +37,11 @@ _REFLECTIVE = frozenset({"locals", "vars", "exec", "eval", "dir"})
 Methods of the same name, such as `model.eval()`, do not.
 """
 
-_REFLECTIVE_ANYWHERE = frozenset({"f_locals", "stack", "_getframe", "currentframe"})
+_REFLECTIVE_ANYWHERE = frozenset({"f_locals", "_getframe", "currentframe"})
 """Further ones, which are usually attributes, such as `inspect.currentframe`."""
+
+_STACK = "stack"  # that of `inspect` is a further one
+_WITH_ANOTHER_STACK = frozenset({"torch", "np", "numpy", "jnp"})
 
 _MODULES_OF_BUILTINS = frozenset({"builtins", "__builtins__"})
 _VARIABLE_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
@@ -146,10 +149,12 @@ def variables(frame: FrameType, look: Callable[[Mapping[str, Any]], T]) -> T | N
 @functools.lru_cache(maxsize=1024)
 def _is_reflective(code: CodeType) -> bool:
     """Return whether code names a function through which it may obtain its variables."""
-    names = _REFLECTIVE | _REFLECTIVE_ANYWHERE
+    names = _REFLECTIVE | _REFLECTIVE_ANYWHERE | {_STACK}
     if names.isdisjoint(code.co_names) and names.isdisjoint(code.co_freevars):
         return False  # nearly always
     if not _REFLECTIVE_ANYWHERE.isdisjoint(code.co_names):
+        return True
+    if _STACK in code.co_names and _may_be_of_inspect(code):
         return True
     if not _REFLECTIVE.isdisjoint(code.co_freevars):
         return True
@@ -160,6 +165,22 @@ def _is_reflective(code: CodeType) -> bool:
         for step in dis.get_instructions(code)
         if step.opname in _VARIABLE_LOADS or step.opname == "IMPORT_FROM"
     )
+
+
+def _may_be_of_inspect(code: CodeType) -> bool:
+    """Return whether `stack` in code may be `inspect.stack`, unlike `torch.stack`, `self.stack`."""
+    if "inspect" in (*code.co_names, *code.co_freevars, *code.co_varnames):
+        return True
+    before = ""  # the name of the variable that the previous instruction has loaded
+    for step in dis.get_instructions(code):
+        if step.argval == _STACK:
+            if step.opname in (*_VARIABLE_LOADS, "IMPORT_FROM"):
+                return True
+            attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            if attribute and before not in ("", *_WITH_ANOTHER_STACK):
+                return True
+        before = str(step.argval) if step.opname in _VARIABLE_LOADS else ""
+    return False
 
 
 def is_ours(frame: FrameType) -> bool:

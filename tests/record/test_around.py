@@ -493,6 +493,27 @@ def test_a_starved_loader_is_found(tmp_path: Path) -> None:
     assert "pass before the model is called" in str(found.loc["input_bound", "message"])
 
 
+@pytest.mark.usefixtures("always")
+@pytest.mark.slow
+def test_steps_that_get_slower_are_found_with_their_first_step_and_phase(tmp_path: Path) -> None:
+    gate, change = threading.Event(), 25
+
+    def program() -> None:
+        model = net(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        for step in range(50):
+            loss = model(torch.ones(4, 8)).square().mean()
+            gate.wait(0.01 if step < change else 0.1)  # a part of the forward pass
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+    table = traced(tmp_path, program).findings().query("rule == 'step_time_jump'")
+    (found,) = table.to_dict("records")
+    assert abs(found["first_step"] - change) <= 2  # some steps are recorded
+    assert found["message"].endswith("Most of the increase is in the forward pass.")
+
+
 def test_a_stalled_worker_leaves_a_report_with_all_stacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -852,7 +873,7 @@ class Keeping:
         self.model[0].cache = torch.zeros(0)
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.optimizer.state[self.extra.bias] = {"kept": torch.zeros(0)}
-        self.histories = [[History()]]
+        self.histories, self.arrays = [[History()]], list[Any]()
         self.bank, self.total = torch.zeros(0), torch.zeros(1)
         self.chain: Chain | None = None
         self.block = torch.zeros(1 << 16)
@@ -886,6 +907,15 @@ class Keeping:
         kept = self.histories[0][0].kept
         kept[len(kept)] = self.block.clone()
 
+    def in_arrays(self, output: Tensor) -> None:
+        self.arrays.append(output.detach().numpy())
+
+    def in_dicts_of_arrays(self, output: Tensor) -> None:
+        self.arrays.append({"step": len(self.arrays), "output": output.detach().numpy()})
+
+    def in_numbers(self, output: Tensor) -> None:
+        self.arrays.append(output.item())
+
     def in_a_chain(self, output: Tensor) -> None:
         self.chain = Chain(self.chain, output)
 
@@ -918,6 +948,9 @@ HERE = "Keeping.train (test_around.py)"
         (Keeping.in_the_optimizer, {"states of Adam": QUARTER}),
         (Keeping.in_a_variable, {f"self.bank in {HERE}": QUARTER}),
         (Keeping.in_an_object, {f"self.histories[0][0].kept in {HERE}": ONE}),
+        (Keeping.in_arrays, {f"self.arrays in {HERE}": ONE}),
+        (Keeping.in_dicts_of_arrays, {f"self.arrays in {HERE}": ONE}),
+        (Keeping.in_numbers, {}),
         (Keeping.in_a_chain, {"tensors with graphs made by SumBackward0 after 2": ONE}),
         (Keeping.nowhere, {}),
     ],

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
 
 from comgra_decl.cli.main import main
 from comgra_decl.errors import UnknownNameError
@@ -297,6 +298,58 @@ def test_only_the_inputs_of_calls_that_save_are_what_a_checkpoint_would_keep(
     evaluated = traced(tmp_path, lambda: trained(model, evaluate), **SPEC)
     assert inputs(evaluated)["layer"] == BATCH * 16 * 4
     assert evaluated.memory().loc["layer", "calls"] == 2
+
+
+class Encoder(nn.Module):
+    """Two encoder layers and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(16, WIDTH)
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=0.0, batch_first=True)
+            for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inner(x)
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "node"),
+    [(Net, (BATCH, 16), "block"), (Net, (BATCH, 16), "head"),
+     (Encoder, (4, 10, 16), "layers.0"), (Encoder, (4, 10, 16), "layers.1"),
+     (Encoder, (4, 10, 16), "layers.1.self_attn")],
+)  # fmt: skip
+def test_the_hint_is_what_a_checkpoint_really_saves(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], node: str, tmp_path: Path
+) -> None:
+    """Seen from outside: what autograd saves with and without the checkpoint."""
+
+    def trains() -> None:
+        model = make()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(STEP + 2):
+            optimizer.zero_grad()
+            model(torch.randn(shape)).square().mean().backward()
+            optimizer.step()
+
+    told = traced(tmp_path, trains, **SPEC).memory().loc[node, "checkpoint_saves"]
+    model, x = make(), torch.randn(shape)
+    without = saved_by(lambda: model(x), model)
+    part = model.get_submodule(node)
+    plain = part.forward
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(lambda *each: plain(*each, **kwargs), *args, use_reentrant=True)
+
+    vars(part)["forward"] = kept
+    assert told == without - saved_by(lambda: model(x), model)
 
 
 def test_keyword_arguments_are_inputs_as_well(tmp_path: Path) -> None:

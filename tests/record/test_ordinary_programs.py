@@ -26,9 +26,9 @@ FILLING = ("dqn", "workers")
 pytestmark = pytest.mark.slow
 
 
-def traced(name: str, seconds: float, folder: Path) -> Run:
-    """Run a program with the `debug` preset."""
-    command: list[Any] = ["-m", "comgra_decl", "--spec", "debug", "run.root=runs", FILE]
+def traced(name: str, seconds: float, folder: Path, *, file: Path = FILE) -> Run:
+    """Run a program of a file with the `debug` preset."""
+    command: list[Any] = ["-m", "comgra_decl", "--spec", "debug", "run.root=runs", file]
     result = forked(folder, *command, name, seconds, env={"OMP_NUM_THREADS": "1"})
     assert result.returncode == 0, result.stderr
     return comgra.open_run(folder / "runs")

@@ -13,8 +13,10 @@ from comgra_decl.viewer.model.stretches import line_of
 
 _SECONDS = (("s", 1.0), ("ms", 1e-3))
 _BYTES = (("GB", 1e9), ("MB", 1e6))
+_PHASES = ("data", "forward", "backward", "optimizer")
 _UNITS = {
-    **{f"time/{part}": _SECONDS for part in ("step", "data", "forward", "backward", "optimizer")},
+    **{f"time/{part}": _SECONDS for part in ("step", *_PHASES)},
+    **{f"device/{part}": _SECONDS for part in _PHASES},
     **{f"memory/{place}": _BYTES for place in ("host", "device")},
 }
 """Units of the automatic metrics, the largest first, and their sizes in seconds or bytes."""

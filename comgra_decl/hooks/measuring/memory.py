@@ -179,8 +179,9 @@ class MemoryUse(Measurement):
                 self._step.begin(number)
             self._step.count(number)
             if call.gradients:
-                size = sum(_size(tensor) for _, tensor in tensors_in(call.inputs))
-                self._step.enter(number, size)
+                # self-attention gets one tensor three times
+                sizes = {id(tensor): _size(tensor) for _, tensor in tensors_in(call.inputs)}
+                self._step.enter(number, sum(sizes.values()))
         return _Entered(number, _allocated())
 
     def _leave(self, entered: _Entered | None) -> None:

@@ -4,8 +4,8 @@ They cost nothing in most steps. At most every two seconds (at first, every half
 that is not recorded is timed:
 a hook that runs once sees the first model call, a wrapper sees `backward`, and two optimizer hooks
 see the optimizer step. In other steps, at most every ten seconds, the calls of all modules are
-timed. All times are by the host's clock and never wait for a device. The memory is read at most
-every half second.
+timed. These times are by the host's clock; events time the same phases on a device, and are read
+later. Nothing waits for a device. The memory is read at most every half second.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from comgra_decl.hooks.memory_use import (
 from comgra_decl.hooks.module_tree import in_training
 from comgra_decl.hooks.pytree import first_batch_size, first_tokens
 from comgra_decl.hooks.recursion import EveryCall
+from comgra_decl.hooks.scalars.device_phases import BACKWARD, FORWARD, OPTIMIZER, DevicePhases
 from comgra_decl.hooks.scalars.growth import Growth
 from comgra_decl.records import AUTOMATIC, GROWING, GROWING_BYTES
 
@@ -151,6 +152,7 @@ class AutomaticMetrics:
         self._optimizer_hook: Placed | None = None
         self._watch: Stopwatch | None = None
         self._growth: Growth | None = Growth()
+        self._device = DevicePhases(lambda phase, seconds: self._tell(f"device/{phase}", seconds))
         self._timed = 0
         self._due = clock() + self._interval
         self._modules_due = clock() + FIRST_MODULES
@@ -186,6 +188,7 @@ class AutomaticMetrics:
         self._losses.time(self._on_backward)
         self._optimizer_hook = before_steps.add(self._on_step)
         self._watch = Stopwatch(self._clock())
+        self._device.begin()
 
     def end_step(self, *, recorded: bool, plain: float | None) -> None:
         """Collect the metrics of the step that is ending, before its other metrics are closed.
@@ -199,7 +202,11 @@ class AutomaticMetrics:
             return
         watch, now = self._watch, self._clock()
         self._modules.end(keep=not recorded)
+        if self._device.ended:
+            self._device.read()
         if watch is not None:
+            if not (recorded or watch.spoiled):
+                self._device.end()
             self.stop()
             if not recorded:
                 self._tell_times(watch.times(now), watch, plain)
@@ -211,8 +218,7 @@ class AutomaticMetrics:
             self._tell_memory()
         if now >= self._utilization_due:
             self._utilization_due = now + UTILIZATION_INTERVAL
-            if (share := device_utilization()) is not None:
-                self._tell("device/utilization", share)
+            self._tell_utilization()
 
     def stop(self) -> None:
         """Stop timing the step in progress."""
@@ -220,6 +226,7 @@ class AutomaticMetrics:
         if self._watch is None:
             return
         self._watch = None
+        self._device.stop()
         self._calls.remove()
         self._losses.time(None)
         if self._optimizer_hook is not None:
@@ -247,6 +254,10 @@ class AutomaticMetrics:
             for gain in grown:
                 self._tell((GROWING_BYTES if gain.in_bytes else GROWING) + gain.holder, gain.number)
 
+    def _tell_utilization(self) -> None:
+        if (share := device_utilization()) is not None:
+            self._tell("device/utilization", share)
+
     def _tell_times(self, times: dict[str, float], watch: Stopwatch, plain: float | None) -> None:
         for name, seconds in times.items():
             self._tell(name, seconds)
@@ -269,6 +280,7 @@ class AutomaticMetrics:
             if watch is None or torch.compiler.is_compiling() or is_no_step():
                 return
             watch.called = self._clock()
+            self._device.at(FORWARD)
             watch.spoiled = not (torch.is_grad_enabled() and in_training(module))
             kwargs = torch_variable(sys._getframe(1), "kwargs") or {}
             watch.batch = first_batch_size(args, kwargs)
@@ -280,7 +292,9 @@ class AutomaticMetrics:
     def _on_backward(self, begins: bool) -> None:
         if self._watch is not None:
             self._watch.around_backward(self._clock(), begins=begins)
+            self._device.at(BACKWARD if begins else FORWARD)
 
     def _on_step(self, *_: Any) -> None:
         if self._watch is not None:
             self._watch.step_begins(self._clock())
+            self._device.at(OPTIMIZER)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any, TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from comgra_decl.hooks.objects import unfrozen_of
@@ -39,6 +40,7 @@ _LEAST_ENTRIES = 4  # that it must gain between two measurements
 _MOST_COUNTS = 6
 _MOST_HOLDERS = 3
 _LEAST_LENGTH = 8
+_MOST_ENTRIES = 16  # of an entry of a container, in which arrays are looked for
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _gains(before: _Measured, now: _Measured, containers: dict[int, Any]) -> Ite
     longer = _largest(Counter(before.lengths), Counter(now.lengths), few)
     longer = [(number, gain) for number, gain in longer if number in before.lengths]
     hidden = {id(containers), id(now.lengths)}
-    gained = {number: gain for number, gain in longer if _holds_tensors(containers[number])}
+    gained = {number: gain for number, gain in longer if _holds_data(containers[number])}
     things = [containers[number] for number in gained]
     for thing, name in islice(places_of(things, hidden), _MOST_HOLDERS):
         yield Gain(name, gained[id(thing)] / steps)
@@ -147,7 +149,16 @@ def _largest(before: Counter[T], now: Counter[T], least: float) -> list[tuple[T,
     return [(key, gain) for key, gain in gains.most_common() if gain >= least]
 
 
-def _holds_tensors(thing: Any) -> bool:
-    """Return whether the newest entries of a container are or contain tensors."""
+def _holds_data(thing: Any) -> bool:
+    """Return whether the newest entries of a container are or contain tensors or arrays."""
     entries = newest(thing)
-    return bool(entries) and all(isinstance(each, Tensor) or tensors_in(each) for each in entries)
+    return bool(entries) and all(map(_is_data, entries))
+
+
+def _is_data(entry: Any) -> bool:
+    if issubclass(type(entry), (Tensor, np.ndarray)) or tensors_in(entry):
+        return True
+    inner = [*entry.values()] if type(entry) is dict else entry
+    return type(entry) in (dict, list, tuple) and any(
+        issubclass(type(each), np.ndarray) for each in inner[:_MOST_ENTRIES]
+    )

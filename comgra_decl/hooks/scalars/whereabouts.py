@@ -266,8 +266,9 @@ def _of_what(thing: Any) -> str:
     entries = newest(thing)
     if not entries:
         return ""
-    if isinstance(entries[0], Tensor):
-        return f" of tensors {[*entries[0].shape]}"
+    for kind, name in ((Tensor, "tensors"), (np.ndarray, "arrays")):
+        if isinstance(entries[0], kind):
+            return f" of {name} {[*entries[0].shape]}"
     return f" of objects of the type {type(entries[0]).__name__}"
 
 

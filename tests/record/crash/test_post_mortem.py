@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect as another
 import statistics
 import sys
 import traceback
@@ -11,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from comgra_decl.query import Run
 from comgra_decl.record.crash.post_mortem import post_mortem
 from comgra_decl.record.crash.tensors import describe
 from comgra_decl.store.documents import check_document
+from tests.ranks.launching import run_ranks
 
 SPEC = {
     "nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}},
@@ -388,6 +391,31 @@ def test_functions_that_give_access_to_the_variables_hide_them() -> None:
 
     assert [variables(_frame_of(f), sorted) for f in (by_name, by_module, by_frame)] == [None] * 3
     assert variables(_frame_of(by_name_of_a_free_variable), sorted) == ["look"]  # as before
+
+
+def test_only_the_stack_of_inspect_hides_variables() -> None:
+    import inspect
+
+    def of_torch() -> None:
+        rows = torch.stack([torch.ones(2)])
+        rows + 1 / 0
+
+    def of_an_object() -> None:
+        both = SimpleNamespace(stack=[])
+        both.stack.append(1 / 0)
+
+    def of_inspect() -> None:
+        inspect.stack()
+        1 / 0  # noqa: B018
+
+    def under_another_name() -> None:
+        another.stack()
+        1 / 0  # noqa: B018
+
+    assert variables(_frame_of(of_torch), sorted) == ["rows"]
+    assert variables(_frame_of(of_an_object), sorted) == ["both"]
+    for function in (of_inspect, under_another_name):
+        assert variables(_frame_of(function), sorted) is None
 
 
 def test_reading_variables_leaves_no_copies_in_a_frame() -> None:
@@ -825,6 +853,46 @@ def test_parameters_that_ddp_lists_by_number_are_named(tmp_path: Path) -> None:
     found = post_mortem(raised.value, ProgramPlace(1, False, lambda _: None, list))
     assert found["lesson"]["name"] == "unused_parameters"
     assert found["unused"] == ["unused.weight", "unused.bias"]
+
+
+BRANCHES = """
+import torch
+from torch import distributed, nn
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.unused = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.used(x)
+
+torch.set_num_threads(1)
+distributed.init_process_group("gloo")
+model = nn.parallel.DistributedDataParallel(Branches())
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_each_rank_names_the_parameters_that_got_no_gradient(tmp_path: Path) -> None:
+    script = tmp_path / "branches.py"
+    script.write_text(BRANCHES)
+    command = "-m", "comgra_decl", "--spec", "debug", "run.root=runs", str(script)
+    for code, text in run_ranks(*command, cwd=tmp_path):
+        assert code == 1
+        assert "Expected to have finished reduction in the prior iteration" in text
+    run = comgra.open_run(tmp_path / "runs")
+    assert run.ending is not None
+    assert "the program failed at step 1" in run.ending.headline
+    for rank in (0, 1):
+        found = run.rank(rank).document("post_mortem")
+        assert found["lesson"]["name"] == "unused_parameters"
+        assert found["unused"] == ["unused.weight", "unused.bias"]
 
 
 @pytest.mark.parametrize(
