@@ -27,7 +27,7 @@ from .database import (
 from .drafts import drafted
 from .folder import PassedOver
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
-from .layout import HEAD_KEY, LEVELS, RUN_KEY, RecordColumn
+from .layout import FILES_KEY, HEAD_KEY, LEVELS, RUN_KEY, RecordColumn
 from .levels import write_levels
 from .location import Location, Remote, Where, location
 from .reader import Reader
@@ -223,7 +223,8 @@ def transfer(
         progress: called with the progress.
     """
     target.bound = reader.meta.bound
-    keys = [key for key in reader.database.keys("", "\x7f") if key not in (HEAD_KEY, RUN_KEY)]
+    elsewhere = (HEAD_KEY, RUN_KEY, FILES_KEY)  # the copy has other files
+    keys = [key for key in reader.database.keys("", "\x7f") if key not in elsewhere]
     if compact:
         edge, scalars = edge_of(reader.view), len(reader.view.scalars)
         keys = [key for key in keys if not is_superseded(key, edge=edge, scalars=scalars)]

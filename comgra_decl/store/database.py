@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from comgra_decl.errors import AccessError, ComgraError, DamagedRunError, RunGon
 from .folder import MANIFEST, largest_file, strange_file
 from .layout import DATABASE, NODE_BYTES, ArrayForm
 from .location import Location, Remote, Where, location
+from .locking import keep_files
 from .remote import REFUSED, TRANSIENT, Objects, base_spec, message, refuse_forked_child, resources
 
 _RAISED = (
@@ -124,6 +126,10 @@ class Database:
             self.spec["version"] = version
         if uuid is not None:
             self.spec["config"]["uuid"] = uuid
+        self.pinned = version is not None
+        """Whether it reads an old version, which needs files that nothing newer refers to."""
+        if self.pinned and isinstance(self.place, Path):
+            keep_files(self, self.place / "d")
         with self.reading(MANIFEST):
             self.kv = ts.KvStore.open(self.spec, context=context).result()
 
@@ -189,7 +195,7 @@ class Database:
         """
         self._refuse_large([key], most)
         with self.reading(key):
-            result = self._newest_of(key) if newest else self._read(key).result()
+            result = self._newest_of(key) if newest else self._result(key, self._read(key))
         if result.state == "missing":
             return None
         if len(result.value) > most:
@@ -216,6 +222,36 @@ class Database:
         """Start reading a key that is not newer than the head."""
         since = self.head_read if isinstance(self.place, Remote) else None
         return self.kv.read(key, staleness_bound=since)
+
+    def _result(self, key: str, read: ts.Future[ts.KvStore.ReadResult]) -> ts.KvStore.ReadResult:
+        """Return what `_read` found; if it is not there, what the newest index leads to.
+
+        The writer of a run merges files, and removes those that only an older index refers to.
+        """
+        try:
+            found = read.result()
+            if self.pinned or found.state != "value" or found.value:
+                return found
+        except _RAISED as error:
+            self.refuse_out_of_reach(error)
+            if self.pinned:
+                raise
+        return self.kv.read(key).result()
+
+    def renewed(self) -> int | None:
+        """Return the newest version and no longer use an older index; None if that is not possible.
+
+        The version that this database reads may be fixed, or the store out of reach.
+        """
+        if self.pinned:
+            return None
+        now = time.time()
+        with suppress(StoreError):
+            version = newest_version(self.place.parent)
+            if version is not None and self.head_read is not None:
+                self.head_read = now
+            return version
+        return None
 
     def _newest_of(self, key: str) -> ts.KvStore.ReadResult:
         """Read the newest version of a key; in a bucket, only if it has changed since."""
@@ -256,7 +292,8 @@ class Database:
         if most is not None:
             self._refuse_large(keys, most)
         with self.reading(f"{keys[0]} and others" if keys else "nothing"):
-            found = [future.result() for future in [self._read(key) for key in keys]]
+            reads = [self._read(key) for key in keys]
+            found = [self._result(key, read) for key, read in zip(keys, reads, strict=True)]
         for key, result in zip(keys, found, strict=True):
             if result.state == "missing":
                 raise DamagedRunError(

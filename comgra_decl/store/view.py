@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
@@ -65,6 +66,8 @@ class View:
         self._db = db
         self._tables = tables
         self._bound = bound
+        self._version = head.get("generation")
+        self._is_closed = bool(head["closed"])
         self._scalar_count = int(head.get("scalars", 0))  # older runs have none
         self._scalars = scalars
         self.sums = sums
@@ -557,6 +560,25 @@ class View:
         return Salvage(_of_weak(self._read), tables.forms, tables.records, tables.damage)
 
     def _read(self, name: str, *index: int | slice, cached: bool = True) -> NDArray[Any]:
+        try:
+            return self._read_once(name, *index, cached=cached)
+        except TooLargeError:
+            raise
+        except DamagedRunError:
+            if not self._renewed():
+                raise
+            return self._read_once(name, *index, cached=cached)
+
+    def _renewed(self) -> bool:
+        """Use the newest index if the run has been written since; its files may be elsewhere."""
+        version = None if self._is_closed else self._db.renewed()
+        if version is None or version == self._version:
+            return False
+        self._version, self._bound = version, time.time()
+        self._handles = {}
+        return True
+
+    def _read_once(self, name: str, *index: int | slice, cached: bool) -> NDArray[Any]:
         with self._db.reading(name):
             handle = self._handle(name, cached=cached)
             part = handle[index]

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from .contents import Contents
 from .database import Database, TransientStoreError, new_context, newest_version
 from .layout import HEAD_KEY, LOGS, RUN_KEY, SESSION_KEY
 from .location import Remote, Where, location
+from .merging import Merger
 from .meta import FolderHandle, RunMeta, versions, writer_identity
 from .reader import Reader
 from .remote import Objects
@@ -36,6 +37,7 @@ class RunWriter:
         self._db = database
         self._meta = meta
         self._contents = Contents(database, meta)
+        self._merger = Merger(database)
         self._pid = os.getpid()
         self._head: dict[str, Any] = {}
         self._head_bytes: bytes | None = None
@@ -86,6 +88,7 @@ class RunWriter:
         database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
         database.bound = reader.meta.bound
         writer = cls(database, reader.meta)
+        writer._merger = Merger(database, resumed=True)
         writer._generation = newest_version(reader.path) or 1
         with database.reading("the contents of the run"):
             writer._contents.resume(reader.view, reader.head)
@@ -132,6 +135,25 @@ class RunWriter:
             self._contents.discard()
             raise
         self._contents.accept()
+        self._merger.committed()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether merging files is overdue."""
+        return self._merger.crowded
+
+    def merge_files(self) -> bool:
+        """Do a limited part of merging the files of commits; return whether more is to be done.
+
+        Needed after every commit. It never raises: a failure is left for the next commit.
+        """
+        return not self._closed and self._merger.proceed(self._write_again)
+
+    def _write_again(self, write: Callable[[Commit], None]) -> None:
+        with self._db.writing("merged files"):
+            commit = self._begin()
+            write(commit)
+            self._finish(commit, dict(self._head))
 
     def close(self, *, error: str | None = None, failed: bool = False) -> None:
         """Mark the run as finished, as failed, or as stopped by `error`. Idempotent.

@@ -1,0 +1,250 @@
+"""While a run is recorded, the files of its commits are merged, and nobody who reads it notices."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from comgra_decl.records import ScalarBatch
+from comgra_decl.store import Reader, RunWriter, merging
+from comgra_decl.store.appending import append_to
+from comgra_decl.store.compaction import compact
+from comgra_decl.store.copying import copy_run, pinned
+from comgra_decl.store.verify import verify
+from tests.store import kills
+from tests.store.test_verify import files_of
+from tests.store.truth import Truth, meta_of
+
+FAN = 4
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges four files at a time, so that a short run has files of several tiers."""
+    monkeypatch.setattr(merging, "FAN", FAN)
+
+
+def merged(writer: RunWriter) -> int:
+    """Merges what there is to merge; returns the number of parts it took."""
+    parts = 0
+    while writer.merge_files():
+        parts += 1
+    return parts
+
+
+def data_files(run: Path) -> set[str]:
+    return {path.name for path in (run / "trace.ocdbt" / "d").iterdir()}
+
+
+def most_files(commits: int) -> int:
+    """The bound in docs/scale.md: of each tier, those to remove, and lists of old versions."""
+    tiers = 1 + math.ceil(math.log(max(2, commits), FAN))
+    return FAN * (tiers + 2) + tiers
+
+
+def record(writer: RunWriter, truth: Truth, commits: int) -> int:
+    """Makes commits and merges after each; returns the largest number of files there was."""
+    most = 0
+    for number in range(commits):
+        value = truth.rng.normal(size=(2, 5)).astype("float32")
+        batch = truth.batch(1 + number % 3, range(5), values={1: value} if number % 7 == 0 else {})
+        said = ScalarBatch(steps=np.array([number]), names=["loss"], types=["train"], values=[1.5])
+        writer.commit([batch], [said])
+        truth.keep([batch])
+        merged(writer)
+        most = max(most, len(data_files(Path(writer._db.path).parent)))
+    return most
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Truth]]:
+    path, truth = tmp_path_factory.mktemp("merging") / "run", Truth()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(merging, "FAN", FAN)
+        writer = RunWriter.create(path, truth.meta)
+        record(writer, truth, 120)
+        yield path, truth
+        writer.close()
+
+
+def test_a_run_has_few_files_while_it_is_recorded(tmp_path: Path) -> None:
+    counts = {}
+    for commits in (20, 120):
+        truth = Truth()
+        writer = RunWriter.create(tmp_path / str(commits), truth.meta)
+        counts[commits] = record(writer, truth, commits)
+        assert counts[commits] <= most_files(commits)
+        truth.check(Reader(tmp_path / str(commits)).view)
+        writer.close()
+    assert counts[120] < 2 * counts[20], "more than the commits of a tier were merged"
+
+
+@pytest.mark.slow
+def test_a_long_run_has_few_files_while_it_is_recorded(tmp_path: Path) -> None:
+    truth = Truth()
+    writer = RunWriter.create(tmp_path / "run", truth.meta)
+    assert record(writer, truth, 1100) <= most_files(1100) < 1100 / 20
+    truth.check(Reader(tmp_path / "run").view)
+    assert verify(tmp_path / "run").whole
+
+
+def test_a_run_is_whole_after_merging(recorded: tuple[Path, Truth]) -> None:
+    path, truth = recorded
+    assert verify(path).whole
+    reader = Reader(path)
+    truth.check(reader.view)
+    assert reader.view.scalars["value"].tolist() == [1.5] * 120
+
+
+def test_an_open_view_can_still_be_read_after_its_files_are_gone(tmp_path: Path) -> None:
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    record(writer, truth, 10)
+    count = len(truth.infos)
+    view = Reader(run).view
+    before = data_files(run)
+    record(writer, truth, 60)
+    assert not before & data_files(run), "every file of that time was removed"
+    truth.check(view, count)
+    assert not view.damage
+
+
+def test_an_old_version_that_is_being_read_keeps_its_files(tmp_path: Path) -> None:
+    """As of a copy or a verification that takes long."""
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    record(writer, truth, 10)
+    count, old, there = len(truth.infos), pinned(run), data_files(run)
+    record(writer, truth, 40)
+    assert there <= data_files(run)
+    truth.check(old.view, count)
+    del old
+    record(writer, truth, 40)
+    assert not there & data_files(run)
+
+
+def test_a_run_can_be_copied_and_compacted_after_merging(
+    recorded: tuple[Path, Truth], tmp_path: Path
+) -> None:
+    path, truth = recorded
+    copy = copy_run(path, tmp_path / "copy")
+    truth.check(Reader(copy).view)
+    small = copy_run(path, tmp_path / "small", compact=True)
+    truth.check(Reader(small).view)
+    same = Path(shutil.copytree(path, tmp_path / "same"))
+    (same / "last_seen.json").unlink(missing_ok=True)
+    compact(same)
+    truth.check(Reader(same).view)
+    assert verify(same).whole
+
+
+def test_a_resumed_run_is_merged_on(tmp_path: Path) -> None:
+    truth, run = Truth(), tmp_path / "run"
+    for _ in range(4):
+        if run.exists():
+            writer, _ = append_to(run, meta_of())
+        else:
+            writer = RunWriter.create(run, truth.meta)
+        record(writer, truth, 41)
+        merged(writer)
+        writer.close()
+    assert len(data_files(run)) <= most_files(4 * 42)
+    truth.check(Reader(run).view)
+    assert verify(run).whole
+
+
+def test_a_run_with_many_files_has_few_after_it_was_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    monkeypatch.setattr(merging, "FAN", 10_000)
+    record(writer, truth, 200)
+    writer.close()
+    assert len(data_files(run)) > 200
+    monkeypatch.setattr(merging, "FAN", FAN)
+    writer, _ = append_to(run, meta_of())
+    record(writer, truth, 3 * FAN)
+    assert len(data_files(run)) <= most_files(200)
+    truth.check(Reader(run).view)
+
+
+def test_files_that_are_large_enough_are_not_merged_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merging, "PART_BYTES", 10_000)
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    record(writer, truth, 60)
+    complete = [name for name, tier in writer._merger._files.items() if tier == merging._FULL]
+    large = {name.removeprefix("d/") for name in complete}
+    assert large
+    record(writer, truth, 60)
+    assert large <= data_files(run)
+    truth.check(Reader(run).view)
+
+
+def test_a_damaged_run_is_not_merged(tmp_path: Path) -> None:
+    """An older version of it, which is intact, can still be recovered."""
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    record(writer, truth, 2)
+    _, first, *_ = sorted(files_of(run), key=lambda path: path.stat().st_mtime_ns)
+    first.write_bytes(first.read_bytes()[:50])
+    there = data_files(run)
+    record(writer, truth, 5 * FAN)
+    assert there <= data_files(run)
+    assert len(data_files(run)) > 5 * FAN
+    verdict = verify(run)
+    assert verdict.damages
+    assert verdict.whole_version
+
+
+class Killed(BaseException):
+    """A stand-in for a process that ends here."""
+
+
+@pytest.mark.parametrize("moment", range(1, 12))
+def test_a_writer_may_be_killed_before_every_change_of_a_merge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """Before each part, before the list of files, before each removal."""
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    monkeypatch.setattr(merging, "_PART_KEYS", 20)
+    seen = [0]
+
+    def dying(call: object) -> object:
+        def counted(*arguments: object, **options: object) -> object:
+            seen[0] += 1
+            if seen[0] == moment * 3:
+                raise Killed
+            return call(*arguments, **options)  # type: ignore[operator]
+
+        return counted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(RunWriter, "_write_again", dying(RunWriter._write_again))
+        patched.setattr(merging.Merger, "_remove", dying(merging.Merger._remove))
+        with pytest.raises(Killed):
+            record(writer, truth, 60)
+    assert verify(run).whole
+    writer.release()
+    del writer
+    view = Reader(run).view
+    assert view.n == len(truth.infos)
+    truth.check(view)
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_writer_that_merges_may_be_killed_while_others_read(tmp_path: Path, seed: int) -> None:
+    """No acknowledged record is lost, and no reader misses a file."""
+    records, polls, acknowledged = kills.kill_once(tmp_path / "run ä", seed, merging=True)
+    assert records >= acknowledged > 0
+    assert polls
+    assert verify(tmp_path / "run ä").whole
