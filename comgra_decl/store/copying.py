@@ -197,7 +197,8 @@ def pinned(run: Location, version: int | None = None) -> Reader:
     span = "" if newest is None else f"; its newest version is {newest}"
     raise UnknownNameError(
         f"{str(run)!r} has no version {version}{span}. The earliest versions contain no run, and "
-        f"compaction removes old versions. `comgra-decl verify` reports the newest intact version."
+        f"merging files and compaction remove old versions. `comgra-decl verify` reports the "
+        f"newest intact version."
     )
 
 

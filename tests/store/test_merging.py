@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import ScalarBatch
 from comgra_decl.store import Reader, RunWriter, merging
 from comgra_decl.store.appending import append_to
@@ -203,6 +204,31 @@ def test_a_damaged_run_is_not_merged(tmp_path: Path) -> None:
     verdict = verify(run)
     assert verdict.damages
     assert verdict.whole_version
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_the_newest_intact_version_is_found_although_old_ones_are_gone(
+    tmp_path: Path, lost: int
+) -> None:
+    """As after a power failure, when the newest files are empty."""
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    counts = []
+    for _ in range(50):
+        record(writer, truth, 1)
+        counts.append(len(truth.infos))
+    while writer._merger._work is not None or writer._merger._commits < FAN - 1:
+        record(writer, truth, 1)
+        counts.append(len(truth.infos))
+    for path in sorted(files_of(run), key=lambda path: path.stat().st_mtime_ns)[-lost:]:
+        path.write_bytes(b"")
+    verdict = verify(run)
+    assert verdict.damages
+    assert verdict.whole_records == counts[-1 - lost]
+    copy = copy_run(run, tmp_path / "copy", version=verdict.whole_version)
+    truth.check(Reader(copy).view, verdict.whole_records)
+    with pytest.raises(UnknownNameError, match=r"has no version 9.*merging files and compaction"):
+        copy_run(run, tmp_path / "old", version=9)
 
 
 class Killed(BaseException):
