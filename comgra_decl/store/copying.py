@@ -30,6 +30,7 @@ from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
 from .layout import FILES_KEY, HEAD_KEY, LEVELS, RUN_KEY, RecordColumn
 from .levels import write_levels
 from .location import Location, Remote, Where, location
+from .merging import oldest_version
 from .reader import Reader
 from .remote import Objects, databases_within
 from .sums import SumsReader
@@ -192,13 +193,15 @@ def pinned(run: Location, version: int | None = None) -> Reader:
             if version is None:
                 raise
         except DamagedRunError as error:
-            if version is None or _NO_VERSION not in str(error):
+            if version is None or newest is None:
+                raise
+            if _NO_VERSION not in str(error) and version >= oldest_version(run, newest):
                 raise
     span = "" if newest is None else f"; its newest version is {newest}"
     raise UnknownNameError(
         f"{str(run)!r} has no version {version}{span}. The earliest versions contain no run, and "
-        f"merging files and compaction remove old versions. `comgra-decl verify` reports the "
-        f"newest intact version."
+        "merging files and compaction remove old versions. `comgra-decl verify` reports the "
+        "newest intact version."
     )
 
 

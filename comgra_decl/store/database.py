@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +125,9 @@ class Database:
             self.spec["version"] = version
         if uuid is not None:
             self.spec["config"]["uuid"] = uuid
-        self.pinned = version is not None
-        """Whether it reads an old version, which needs files that nothing newer refers to."""
-        if self.pinned and isinstance(self.place, Path):
+        self._merged = version is None and isinstance(self.place, Path)
+        """Whether the writer may remove files that only an older version needs (`merging.py`)."""
+        if version is not None and isinstance(self.place, Path):
             keep_files(self, self.place / "d")
         with self.reading(MANIFEST):
             self.kv = ts.KvStore.open(self.spec, context=context).result()
@@ -230,28 +229,25 @@ class Database:
         """
         try:
             found = read.result()
-            if self.pinned or found.state != "value" or found.value:
+            if not self._merged or found.state != "value" or found.value:
                 return found
-        except _RAISED as error:
-            self.refuse_out_of_reach(error)
-            if self.pinned:
+        except _RAISED:
+            if not self._merged:
                 raise
         return self.kv.read(key).result()
 
-    def renewed(self) -> int | None:
-        """Return the newest version and no longer use an older index; None if that is not possible.
+    def manifest_state(self) -> tuple[int, int, int] | None:
+        """Return what changes with every commit; None if no file that is read can be gone.
 
-        The version that this database reads may be fixed, or the store out of reach.
+        That is so if the version is fixed, and in a bucket.
         """
-        if self.pinned:
+        if not self._merged or not isinstance(self.place, Path):
             return None
-        now = time.time()
-        with suppress(StoreError):
-            version = newest_version(self.place.parent)
-            if version is not None and self.head_read is not None:
-                self.head_read = now
-            return version
-        return None
+        try:
+            found = (self.place / MANIFEST).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _newest_of(self, key: str) -> ts.KvStore.ReadResult:
         """Read the newest version of a key; in a bucket, only if it has changed since."""

@@ -6,33 +6,35 @@ results are merged in the same way, so that there are fewer than `FAN` files of 
 commits come about log n tiers. A result of `PART_BYTES` is not merged again.
 
 No reader needs to know: every key has the same value before and after. A part of a merge is a
-commit like any other, so a program may be killed at any moment. Files are removed only after a walk
-through the newest index has found no reference to them, and at the next merge at the earliest. A
-reader that still uses an older index reads again with the newest one (`View._read`). Older versions
-of the database end with their files, so the search for an intact version goes back to the last
-merge.
+commit like any other, so a program may be killed at any moment. Files are removed only after a
+search in the newest index (`index.py`) has found no reference to them, and at the next merge at the
+earliest. A reader that still uses an older index reads again with the newest one (`View._read`).
+Older versions of the database end with their files, so the search for an intact version goes back
+to the last merge (`oldest_version`).
+
+Nothing is merged in a bucket: requests cost more there than files, and a reader cannot show with a
+lock that it still uses an old version.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
-import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tensorstore as ts
-
-from comgra_decl.errors import ComgraError, DamagedRunError
+from comgra_decl.errors import ComgraError, DamagedRunError, StoreError
 
 from .commit import Commit
-from .database import Database
+from .database import Database, new_context
+from .index import Part, Search, question_of
 from .layout import FILES_KEY, HEAD_KEY
+from .location import Location
 from .locking import held_alone
-from .remote import base_spec
 
 FAN = 64
 """Number of files of a tier that are merged into one."""
@@ -40,18 +42,15 @@ FAN = 64
 PART_BYTES = 32 << 20
 """Number of bytes after which a file is complete and is not merged again."""
 
-GRACE = 3600.0
-"""Seconds for which objects that are no longer needed stay in a bucket, where readers cannot show
-with a lock that they still use an old version."""
-
 _CROWD = 4
 """The writer merges even if it is pressed for time once there are this many times `FAN` commits."""
 
-_PART_KEYS, _PART_NODES, _AT_ONCE = 4096, 512, 32
+_PART_KEYS = 4096
+_AT_ONCE = 512  # keys that are read together
 _FULL = 99  # tier of complete files
 _DATA = "d/"
-_NAME = re.compile(r"d/[0-9a-f]{32}")
-_PLACE = re.compile(r"(d/[0-9a-f]{32}):\d+:(\d+)")
+_NAME = re.compile(r"[0-9a-f]{32}")
+_MOST_BACK = 10  # versions to look back for a readable list: 1, 2, 4, ..., 512
 
 _log = logging.getLogger("comgra_decl")
 
@@ -59,42 +58,45 @@ Write = Callable[[Callable[[Commit], None]], None]
 """Makes a commit that contains what the given function writes."""
 
 
-@dataclass(frozen=True)
-class _Leaf:
-    """A leaf of the index whose keys may be in files that a merge replaces.
+@dataclass
+class _Noted:
+    """What is stored about the files of a database, as `FILES_KEY`.
 
     Attributes:
-        prefix: beginning of all its keys.
-        entries: its keys and where their values are.
-        end: first key that is not in it; None for the last leaf.
-        touched: whether one of its keys must be written again even if all its values can stay,
-            because it, or a node above it, is in a replaced file.
+        tiers: tier of each file, in the order in which they were written.
+        retired: files that the newest index no longer refers to, and since which version.
+        oldest: oldest version whose files all exist once those are removed that were retired
+            before.
     """
 
-    prefix: bytes
-    entries: Sequence[Any]
-    end: bytes | None
-    touched: bool
+    tiers: dict[str, int] = field(default_factory=dict)
+    retired: list[tuple[int, list[str]]] = field(default_factory=list)
+    oldest: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {**vars(self), "tiers": [*self.tiers.items()]}
 
 
 class Merger:
     """Merges the files of one database. Used by its writer only, between commits."""
 
     def __init__(self, database: Database, *, resumed: bool = False) -> None:
-        """Send no request yet.
+        """Read nothing yet.
 
         Args:
             database: the database.
             resumed: whether it may have been merged before.
         """
         self._db = database
-        self._base: ts.KvStore | None = None
-        self._files: dict[str, int] = {}  # tier by name, in the order in which they were written
-        self._retired: list[tuple[float, list[str]]] = []  # no longer needed, and since when
+        self._noted = _Noted()
         self._commits = 0
-        self._work: Iterator[None] | None = None
+        self._work: Iterator[bool] | None = None
+        self._search: Search | None = None
         self._resumed = resumed
-        self._ended = False
+        self._folder = Path(database.path) / _DATA
+        # without locks, readers cannot keep the files of an old version
+        self._ended = not isinstance(database.place, Path) or os.name != "posix"
 
     @property
     def crowded(self) -> bool:
@@ -105,90 +107,108 @@ class Merger:
         """Count a commit."""
         self._commits += 1
 
-    def proceed(self, write: Write) -> bool:
-        """Do a limited part of the work; return whether more is to be done now.
+    def proceed(self, write: Write, *, wait: bool = False) -> bool:
+        """Do a limited part of the work; return whether more can be done at once.
 
         A failure only ends the merge. If the store has failed, the next commit will report it.
 
         Args:
             write: see `Write`.
+            wait: whether to wait for the search in the index, which takes a second or so.
         """
         if self._ended or (self._work is None and self._commits < FAN):
             return False
         if self._work is None:
-            self._commits, self._work = 0, self._merge(write)
+            self._work = self._merge(write)
         try:
-            next(self._work)
+            if self._search is not None and not self._search.ended(wait=wait):
+                return False
+            return next(self._work) or wait
         except StopIteration:
-            self._work = None
-        except ComgraError as error:
-            self._work = None
+            pass
+        except (ComgraError, OSError, ValueError) as error:
             # what is damaged must stay as it is, so that an older version can be recovered
             self._ended = isinstance(error, DamagedRunError)
             _log.debug("comgra: the files of a run were not merged: %s", error)
-        return self._work is not None
+        self._commits = 0
+        self.stop()
+        return False
+
+    def stop(self) -> None:
+        """End a merge. Files that it has written are merged by the next one."""
+        self._work = None
+        if self._search is not None:
+            self._search.stop()
+            self._search = None
 
     # -- one merge
 
-    def _merge(self, write: Write) -> Iterator[None]:
+    def _merge(self, write: Write) -> Iterator[bool]:
+        """Merge; yield before and after each search and each commit."""
         if self._resumed:
             self._restore()
         self._remove_retired()
         self._note_new(0)
-        counts = [list(self._files.values()).count(tier) for tier in range(_FULL)]
+        tiers = self._noted.tiers
+        counts = [list(tiers.values()).count(tier) for tier in range(_FULL)]
         full = [tier for tier, count in enumerate(counts) if count >= FAN]
         if not full:
             return
-        old = {name for name, tier in self._files.items() if tier <= full[-1]}
-        first = next(at for at, name in enumerate(self._files) if name in old)
-        kept = frozenset([*self._files][:first])  # written before, so they refer to none of `old`
+        old = {name for name, tier in tiers.items() if tier <= full[-1]}
+        first = next(at for at, name in enumerate(tiers) if name in old)
+        kept = {*[*tiers][:first]}  # written before, so they refer to none of `old`
         after: bytes | None = b""
         while after is not None:
-            keys, size, after = self._found(after, old, kept)
-            if keys:
+            yield self._begin(after, old, kept)
+            part = self._found()
+            if part.keys:
                 self._note_new(0)  # from commits since the last part
-                write(partial(self._rewrite, keys))
-                self._note_new(_FULL if size >= PART_BYTES else full[-1] + 1)
-            yield
-        after = b""
+                write(partial(self._rewrite, part.keys))
+                self._note_new(_FULL if part.size >= PART_BYTES else full[-1] + 1)
+                yield True
+            after = part.after
+        after, since = b"", 0
         while after is not None:
-            keys, _, after = self._found(after, old, kept)
-            if keys:
+            yield self._begin(after, old, kept)
+            part = self._found()
+            if part.keys:
                 return  # they stay, and are merged next time
-            yield
+            after, since = part.after, part.version
+            old -= part.lists  # commits add to the newest lists of old versions
         self._note_new(0)
-        # commits add to the newest lists of old versions, wherever they are
-        lists = _Walk(self._store, self._db).manifest()["version_tree_nodes"]
-        old -= {_file(node["location"]) for node in lists}
-        files = {name: tier for name, tier in self._files.items() if name not in old}
-        write(lambda commit: commit.put_json(FILES_KEY, [*files.items()]))
-        self._files = files
-        self._retired.append((time.time(), sorted(old)))
+        noted = self._noted
+        tiers = {name: tier for name, tier in noted.tiers.items() if name not in old}
+        after_this = _Noted(tiers, [*noted.retired, (since, sorted(old))], noted.oldest)
+        write(lambda commit: commit.put_json(FILES_KEY, after_this.to_json()))
+        self._noted = after_this
 
-    def _found(
-        self, after: bytes, old: Collection[str], kept: Collection[str]
-    ) -> tuple[list[bytes], int, bytes | None]:
-        """Return keys to write again, their size, and from which key on to continue."""
-        keys: list[bytes] = []
-        size = 0
-        walk = _Walk(self._store, self._db, after=after, old=old, kept=kept)
-        for visited, leaf in enumerate(walk.leaves(), 1):
-            here = []
-            for entry in leaf.entries:
-                place = _place(entry.get("indirect_value", ""))
-                if place is not None and place[0] in old:
-                    here.append(entry["key"])
-                    size += place[1]
-            if leaf.touched and not here:
-                here = [entry["key"] for entry in leaf.entries][:1]
-            keys += [key for key in (leaf.prefix + key for key in here) if key != HEAD_KEY.encode()]
-            if size >= PART_BYTES or len(keys) >= _PART_KEYS or visited >= _PART_NODES:
-                return keys, size, leaf.end
-        return keys, size, None
+    def _begin(self, after: bytes, old: set[str], kept: set[str]) -> bool:
+        """Begin a search from a key on; return that there is nothing to do before it ends."""
+        question = question_of(
+            Path(self._db.path),
+            after=after,
+            old={_DATA + name for name in old},
+            kept={_DATA + name for name in kept},
+            keys=_PART_KEYS,
+            size=PART_BYTES,
+        )
+        self._search = Search(question)
+        return False
+
+    def _found(self) -> Part:
+        """Return what the search has found."""
+        search, self._search = self._search, None
+        if search is None:
+            raise StoreError("a merge was stopped")
+        part = search.found()
+        # every commit writes the head again
+        keys = [key for key in part.keys if key != HEAD_KEY.encode()]
+        lists = frozenset(name.removeprefix(_DATA) for name in part.lists)
+        return Part(keys, part.size, part.after, part.version, lists)
 
     def _rewrite(self, keys: Sequence[bytes], commit: Commit) -> None:
-        for start in range(0, len(keys), _PART_NODES):
-            names = [key.decode() for key in keys[start : start + _PART_NODES]]
+        for start in range(0, len(keys), _AT_ONCE):
+            names = [key.decode() for key in keys[start : start + _AT_ONCE]]
             for name, value in zip(names, self._db.read_all(names), strict=True):
                 if not value:
                     raise DamagedRunError(f"{self._db.path}: key {name!r} is empty.")
@@ -196,132 +216,87 @@ class Merger:
 
     # -- the files
 
-    @property
-    def _store(self) -> ts.KvStore:
-        if self._base is None:
-            with self._db.reading("the list of files"):
-                opened = ts.KvStore.open(base_spec(self._db.place), context=self._db.context)
-                self._base = opened.result()
-        return self._base
-
     def _names(self) -> list[str]:
-        with self._db.reading("the list of files"):
-            found = self._store.list(ts.KvStore.KeyRange(_DATA, "d0")).result()
-        return sorted(name for name in map(bytes.decode, found) if _NAME.fullmatch(name))
+        return sorted(name for name in _names_in(self._folder) if _NAME.fullmatch(name))
 
     def _note_new(self, tier: int) -> None:
-        """Note files that were not there before."""
-        retired = {name for _, names in self._retired for name in names}
-        for name in self._names():
-            if name not in retired:
-                self._files.setdefault(name, tier)
+        """Note files that were not there before; large ones are complete.
+
+        Those come last: a file refers to earlier ones, and names do not tell which are earlier.
+        """
+        known = {name for _, names in self._noted.retired for name in names}
+        new = [name for name in self._names() if name not in known | self._noted.tiers.keys()]
+        large = {name for name in new if (self._folder / name).stat().st_size >= PART_BYTES}
+        self._noted.tiers |= {name: tier for name in new if name not in large}
+        self._noted.tiers |= dict.fromkeys(sorted(large), _FULL)
 
     def _restore(self) -> None:
-        """Read the tiers that an earlier program has noted; all other files count as new."""
+        """Read what an earlier program has noted; all other files count as new."""
         self._resumed = False
-        value = self._db.read_bytes(FILES_KEY)
-        if value is None:
-            return
-        known = self._db.parse(FILES_KEY, value)
+        noted = _read_noted(self._db)
         there = set(self._names())
-        self._files = {str(name): int(tier) for name, tier in known if name in there}
+        # what it has retired and not removed counts as new, too
+        tiers = {name: tier for name, tier in noted.tiers.items() if name in there}
+        self._noted = _Noted(tiers, oldest=_oldest(noted, there))
 
     def _remove_retired(self) -> None:
-        place = self._db.place
-        if not isinstance(place, Path):
-            due = [each for each in self._retired if time.time() - each[0] >= GRACE]
-            self._remove(due)
-            return
-        with held_alone(place / "d") as free:  # readers of an old version hold it
-            if free:
-                self._remove(self._retired)
+        with held_alone(self._folder) as free:  # readers of an old version hold it
+            if not free:
+                return
+            for since, names in self._noted.retired:
+                for name in names:
+                    self._remove(self._folder / name)
+                self._noted.oldest = since
+            self._noted.retired = []
 
-    def _remove(self, retired: Sequence[tuple[float, list[str]]]) -> None:
-        with self._db.writing("the removal of merged files"):
-            for each in [*retired]:
-                for removal in [self._store.write(name, None) for name in each[1]]:
-                    removal.result()
-                self._retired.remove(each)
+    def _remove(self, file: Path) -> None:
+        file.unlink(missing_ok=True)
 
 
-class _Walk:
-    """Reads the leaves of the newest index with keys from `after` on, in order.
+def oldest_version(run: Location, version: int) -> int:
+    """Return the oldest version of a database whose files all exist, as far as is known.
 
     Args:
-        store: the files of the database.
-        database: the database.
-        after: the first key.
-        old: files that are to be replaced.
-        kept: files that refer to none of them. What is below nodes in them is left out.
+        run: the folder of the run.
+        version: its newest version, which may be damaged.
     """
-
-    def __init__(
-        self,
-        store: ts.KvStore,
-        database: Database,
-        *,
-        after: bytes = b"",
-        old: Collection[str] = (),
-        kept: Collection[str] = (),
-    ) -> None:
-        self._store = store
-        self._db = database
-        self._after = after
-        self._old = old
-        self._kept = kept
-
-    def manifest(self) -> Any:
-        """Return the manifest."""
-        return self._ended(self._begun(None))
-
-    def leaves(self) -> Iterator[_Leaf]:
-        """Yield the leaves."""
-        root = self.manifest()["versions"][-1].get("root", {}).get("location")
-        if root is not None:
-            content = self._ended(self._begun(root))
-            yield from self._below(content, b"", None, _file(root) in self._old)
-
-    def _below(
-        self, content: Any, prefix: bytes, end: bytes | None, touched: bool
-    ) -> Iterator[_Leaf]:
-        """Yield the leaves below a node, or the node itself; the arguments are as in `_Leaf`."""
-        entries = content["entries"]
-        if not content["height"]:
-            yield _Leaf(prefix, entries, end, touched)
-            return
-        ends = [prefix + entry["key"] for entry in entries[1:]] + [end]
-        wanted = []
-        for at, (entry, until) in enumerate(zip(entries, ends, strict=True)):
-            first = touched and not at
-            if (until is None or until > self._after) and (first or not self._is_kept(entry)):
-                wanted.append((entry, until, first))
-        for start in range(0, len(wanted), _AT_ONCE):
-            part = wanted[start : start + _AT_ONCE]
-            # together, because each of them is a request in a bucket
-            begun = [self._begun(entry["location"]) for entry, _, _ in part]
-            for read, (entry, until, first) in zip(begun, part, strict=True):
-                inner = prefix + entry["subtree_common_prefix"]
-                again = first or _file(entry["location"]) in self._old
-                yield from self._below(self._ended(read), inner, until, again)
-
-    def _is_kept(self, entry: Any) -> bool:
-        return _file(entry["location"]) in self._kept
-
-    def _begun(self, place: str | None) -> Any:
-        """Begin to read a node of the index; None: the manifest."""
-        return ts.ocdbt.dump(self._store, place, context=self._db.context)
-
-    def _ended(self, read: Any) -> Any:
-        with self._db.reading("the index"):
-            return read.result()
+    if not isinstance(run, Path):
+        return 1
+    for back in range(-1, _MOST_BACK):
+        at = version - (1 << back if back >= 0 else 0)
+        if at < 1:
+            break
+        try:
+            database = Database(run, new_context(cache_bytes=0), version=at)
+            noted = _read_noted(database)
+            there = {*_names_in(Path(database.path) / _DATA)}
+            return max(1, _oldest(noted, there))
+        except (ComgraError, OSError):
+            continue  # damaged
+    return 1
 
 
-def _place(location: str) -> tuple[str, int] | None:
-    """Return the file and the size of a value; None if it is stored in the index itself."""
-    found = _PLACE.search(location)
-    return None if found is None else (found[1], int(found[2]))
+def _names_in(folder: Path) -> Iterator[str]:
+    return (path.name for path in folder.iterdir())
 
 
-def _file(location: str) -> str:
-    found = _PLACE.search(location)
-    return "" if found is None else found[1]
+def _oldest(noted: _Noted, there: set[str]) -> int:
+    """Return the oldest version whose files were not removed after the note was written."""
+    gone = [since for since, names in noted.retired if not there.issuperset(names)]
+    return max([noted.oldest, *gone])
+
+
+def _read_noted(database: Database) -> _Noted:
+    """Read what is noted about the files. Raises DamagedRunError if it cannot be read."""
+    value = database.read_bytes(FILES_KEY)
+    if value is None:
+        return _Noted()
+    found = database.parse(FILES_KEY, value)
+    try:
+        return _Noted(
+            {str(name): int(tier) for name, tier in found["tiers"]},
+            [(int(since), [str(name) for name in names]) for since, names in found["retired"]],
+            int(found["oldest"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedRunError(f"{database.path}: key {FILES_KEY!r} is damaged: {error}") from error

@@ -338,13 +338,11 @@ class WriterThread:
     def _merge_files(self, writer: RunWriter) -> None:
         """Merge files of earlier commits until the next commit is due."""
         while not self._ended:
-            if self._pressed and not writer.crowded:
-                return
+            with self._work:
+                if (self._pressed or self._pause(writer) <= 0) and not writer.crowded:
+                    return
             if not writer.merge_files():
                 return
-            with self._work:
-                if self._pause(writer) <= 0:
-                    return
 
     def _release(self, size: int) -> None:
         """Free queue space and wake callers of `put`."""

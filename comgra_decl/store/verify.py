@@ -4,7 +4,7 @@ Reads and decodes every chunk and key. The checksums of zstd and zlib detect fli
 TensorStore detects truncated files. A deleted file reads as empty bytes, which are not a valid
 chunk. If anything is damaged, verification searches for the newest intact version of the database.
 Data is written only once, so a version from before the damage contains everything that was
-committed until then. Versions from before the last merge of files are gone; see `merging.py`.
+committed until then. Versions from before the last merge of files are gone (`merging.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .database import Database, new_context, newest_version
 from .inventory import Region, regions
 from .layout import HEAD_KEY, SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
 from .location import Location, Where, location
-from .merging import FAN
+from .merging import oldest_version
 from .reader import Reader
 from .scalars import MOST_BYTES, unpacked
 from .sums import SumsReader
@@ -48,9 +48,6 @@ _TABLES = {
     "records": "entire records, since their facts are lost",
 }
 """Tables that are not essential for reading a run, and what they contain."""
-
-_MOST_OPENED = 16 * FAN
-"""Number of versions among which to search for the oldest one that still exists."""
 
 _MOST_LISTED = 200
 """Maximum number of damaged parts to list. If a folder is lost, a run could have a million damaged
@@ -314,8 +311,8 @@ def _reason(error: Exception) -> str:
 
 def _find_whole(verdict: Verdict, progress: Progress) -> None:
     """Find the newest intact version by bisection, as later versions include earlier data."""
-    # `high` is damaged; `low` is intact, or there is none
-    low, high = _bounds(verdict.path, verdict.version or 0)
+    high = verdict.version or 0  # damaged
+    low = oldest_version(verdict.path, high) - 1  # intact, or no longer there
     tries = max(1, (high - low).bit_length())
     at = 0
     while high - low > 1:
@@ -330,31 +327,6 @@ def _find_whole(verdict: Verdict, progress: Progress) -> None:
         if found is not None:
             verdict.whole_version, verdict.whole_records = middle, found.view.n
             verdict.whole_step = found.head["step"]
-
-
-def _bounds(path: Location, version: int) -> tuple[int, int]:
-    """Return the bounds of the search: a version that no longer exists, or 0, and a damaged one.
-
-    The files of old versions are removed when the writer merges files, except those since the merge
-    before the last.
-    """
-    oldest = max(0, version - _MOST_OPENED)
-    high = version
-    while high - 1 > oldest and not _opens(path, high - 1):
-        high -= 1  # the newest versions are often all damaged, as when several files are lost
-    low = high - 1
-    while low > oldest and _opens(path, low):
-        low -= 1
-    return (low if low > oldest else 0), high
-
-
-def _opens(path: Location, version: int) -> bool:
-    """Whether the head of a version can be read, or it has none yet."""
-    try:
-        database = Database(path, new_context(cache_bytes=0), version=version)
-        return database.read_bytes(HEAD_KEY) != b""
-    except DamagedRunError:
-        return False
 
 
 def _before_all(path: Location, version: int) -> bool:

@@ -66,8 +66,7 @@ class View:
         self._db = db
         self._tables = tables
         self._bound = bound
-        self._version = head.get("generation")
-        self._is_closed = bool(head["closed"])
+        self._manifest: tuple[int, int, int] | None = None
         self._scalar_count = int(head.get("scalars", 0))  # older runs have none
         self._scalars = scalars
         self.sums = sums
@@ -560,21 +559,22 @@ class View:
         return Salvage(_of_weak(self._read), tables.forms, tables.records, tables.damage)
 
     def _read(self, name: str, *index: int | slice, cached: bool = True) -> NDArray[Any]:
+        bound = self._bound
         try:
             return self._read_once(name, *index, cached=cached)
         except TooLargeError:
             raise
         except DamagedRunError:
-            if not self._renewed():
+            if self._bound == bound and not self._renewed():  # nor has another thread
                 raise
             return self._read_once(name, *index, cached=cached)
 
     def _renewed(self) -> bool:
-        """Use the newest index if the run has been written since; its files may be elsewhere."""
-        version = None if self._is_closed else self._db.renewed()
-        if version is None or version == self._version:
+        """Use the newest index if there is another; the files of the old one may be gone."""
+        state = self._db.manifest_state()
+        if state is None or state == self._manifest:
             return False
-        self._version, self._bound = version, time.time()
+        self._manifest, self._bound = state, time.time()
         self._handles = {}
         return True
 

@@ -26,7 +26,11 @@ from .remote import Objects
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_NODE_CACHE = 16 << 20  # bytes of cached index nodes, which commits would otherwise reread
+_NODE_CACHE = 4 << 20
+"""Bytes of cached index nodes, which commits would otherwise read again.
+
+TensorStore counts only a fraction of what they take. Over 10,000 commits of one record (20 slots), a
+writer grew by 59 MB with a limit of 16 MB, and by 10 MB with this one; it was as fast."""
 
 
 class RunWriter:
@@ -142,12 +146,15 @@ class RunWriter:
         """Whether merging files is overdue."""
         return self._merger.crowded
 
-    def merge_files(self) -> bool:
-        """Do a limited part of merging the files of commits; return whether more is to be done.
+    def merge_files(self, *, wait: bool = False) -> bool:
+        """Do a limited part of merging the files of commits; return whether more can be done.
 
-        Needed after every commit. It never raises: a failure is left for the next commit.
+        Needed after every commit. A failure of the store is left for the next commit to report.
+
+        Args:
+            wait: whether to wait for the process that searches in the index.
         """
-        return not self._closed and self._merger.proceed(self._write_again)
+        return not self._closed and self._merger.proceed(self._write_again, wait=wait)
 
     def _write_again(self, write: Callable[[Commit], None]) -> None:
         with self._db.writing("merged files"):
@@ -174,7 +181,10 @@ class RunWriter:
 
     def release(self) -> None:
         """Show readers that nothing more will be written, even if `close` has failed."""
-        if self._handle is not None and os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return
+        self._merger.stop()
+        if self._handle is not None:
             self._handle.close()
 
     def _create(self) -> None:

@@ -85,7 +85,7 @@ def main(folder: Path, *, merges: bool = False) -> None:
         first, turn = first + count, turn + 1
         sys.stdout.write(f"{first}\n")
         sys.stdout.flush()
-        while merges and writer.merge_files():
+        while merges and writer.merge_files(wait=True):
             pass
         if first > MANY:
             time.sleep(0.05)

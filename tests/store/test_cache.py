@@ -1,14 +1,19 @@
-"""What readers cache."""
+"""What readers and writers keep in memory."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from comgra_decl.query import limit_cache, open_run
 from comgra_decl.store import reader
+from tests.store.test_levels import write
 from tests.support.fake_run import FakeRun
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -33,3 +38,59 @@ def test_a_program_says_how_much_all_its_readers_may_keep(tmp_path: Path) -> Non
     limit_cache(1 << 20)  # again: cached entries stay
     assert reader._shared_context() is shared
     assert open_run(fake.path).series("embed", "std").equals(before.series("embed", "std"))
+
+
+RESIDENT = """
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+"""
+
+COMMITS = f"""
+import resource, sys
+from pathlib import Path
+from comgra_decl.store import RunWriter
+from tests.store.truth import Truth
+{RESIDENT}
+truth = Truth()
+writer = RunWriter.create(Path(sys.argv[1]), truth.meta)
+for number in range(1, 8001):
+    writer.commit([truth.batch(1, range(20))])
+    if number in (2000, 8000):
+        print(resident())
+"""
+
+OPENING = f"""
+import resource, sys
+from comgra_decl.query import open_run
+open_run(sys.argv[2]).steps
+{RESIDENT}
+before = resident()
+run = open_run(sys.argv[1])
+assert len(run.steps) == 1_000_000
+print(resident() - before)
+"""
+
+
+def printed(program: str, *arguments: Path) -> list[float]:
+    """Runs a program in a process of its own; returns the numbers that it prints."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    ended = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    return [float(line) for line in ended.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_a_writer_does_not_grow_with_its_commits(tmp_path: Path) -> None:
+    """Each of them adds nodes to the index, of which a few are kept."""
+    early, late = printed(COMMITS, tmp_path / "run")
+    assert late - early < 25, (early, late)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_million_records_are_opened_within_150_mb(tmp_path: Path) -> None:
+    for name, records in (("long", 1_000_000), ("short", 1000)):
+        write(tmp_path / name, records, commit=20_000, slots=1)
+    (grown,) = printed(OPENING, tmp_path / "long", tmp_path / "short")
+    assert grown < 150, grown  # the facts alone take 96

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.records import ScalarBatch
-from comgra_decl.store import Reader, RunWriter, merging
+from comgra_decl.store import Reader, RunWriter, index, merging
 from comgra_decl.store.appending import append_to
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.copying import copy_run, pinned
+from comgra_decl.store.index import Part, Search, answer_to, part_of, question_of
 from comgra_decl.store.verify import verify
 from tests.store import kills
 from tests.store.test_verify import files_of
@@ -24,16 +27,36 @@ from tests.store.truth import Truth, meta_of
 FAN = 4
 
 
+class Here:
+    """A search in this process, which is faster; some tests start the real one."""
+
+    def __init__(self, question: dict[str, Any]) -> None:
+        try:
+            self._answer = answer_to(question)
+        except ValueError as error:  # the process would fail
+            raise OSError(str(error)) from error
+
+    def ended(self, *, wait: bool) -> bool:
+        return True
+
+    def found(self) -> Part:
+        return part_of(self._answer)
+
+    def stop(self) -> None:
+        pass
+
+
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merges four files at a time, so that a short run has files of several tiers."""
     monkeypatch.setattr(merging, "FAN", FAN)
+    monkeypatch.setattr(merging, "Search", Here)
 
 
 def merged(writer: RunWriter) -> int:
     """Merges what there is to merge; returns the number of parts it took."""
     parts = 0
-    while writer.merge_files():
+    while writer.merge_files(wait=True):
         parts += 1
     return parts
 
@@ -67,6 +90,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, T
     path, truth = tmp_path_factory.mktemp("merging") / "run", Truth()
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(merging, "FAN", FAN)
+        patched.setattr(merging, "Search", Here)
         writer = RunWriter.create(path, truth.meta)
         record(writer, truth, 120)
         yield path, truth
@@ -75,14 +99,14 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, T
 
 def test_a_run_has_few_files_while_it_is_recorded(tmp_path: Path) -> None:
     counts = {}
-    for commits in (20, 120):
+    for commits in (20, 80):
         truth = Truth()
         writer = RunWriter.create(tmp_path / str(commits), truth.meta)
         counts[commits] = record(writer, truth, commits)
         assert counts[commits] <= most_files(commits)
         truth.check(Reader(tmp_path / str(commits)).view)
         writer.close()
-    assert counts[120] < 2 * counts[20], "more than the commits of a tier were merged"
+    assert counts[80] < 2 * counts[20], "more than the commits of a tier were merged"
 
 
 @pytest.mark.slow
@@ -146,19 +170,20 @@ def test_a_run_can_be_copied_and_compacted_after_merging(
 
 def test_a_resumed_run_is_merged_on(tmp_path: Path) -> None:
     truth, run = Truth(), tmp_path / "run"
-    for _ in range(4):
+    for _ in range(3):
         if run.exists():
             writer, _ = append_to(run, meta_of())
         else:
             writer = RunWriter.create(run, truth.meta)
-        record(writer, truth, 41)
+        record(writer, truth, 21)
         merged(writer)
         writer.close()
-    assert len(data_files(run)) <= most_files(4 * 42)
+    assert len(data_files(run)) <= most_files(3 * 22)
     truth.check(Reader(run).view)
     assert verify(run).whole
 
 
+@pytest.mark.slow
 def test_a_run_with_many_files_has_few_after_it_was_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,8 +207,8 @@ def test_files_that_are_large_enough_are_not_merged_again(
     truth, run = Truth(), tmp_path / "run"
     writer = RunWriter.create(run, truth.meta)
     record(writer, truth, 60)
-    complete = [name for name, tier in writer._merger._files.items() if tier == merging._FULL]
-    large = {name.removeprefix("d/") for name in complete}
+    complete = [name for name, tier in writer._merger._noted.tiers.items() if tier == merging._FULL]
+    large = set(complete)
     assert large
     record(writer, truth, 60)
     assert large <= data_files(run)
@@ -229,6 +254,88 @@ def test_the_newest_intact_version_is_found_although_old_ones_are_gone(
     truth.check(Reader(copy).view, verdict.whole_records)
     with pytest.raises(UnknownNameError, match=r"has no version 9.*merging files and compaction"):
         copy_run(run, tmp_path / "old", version=9)
+
+
+def question(run: Path, **options: Any) -> dict[str, Any]:
+    files = {f"d/{name}" for name in data_files(run)}
+    return question_of(run / "trace.ocdbt", old=files, keys=10**6, size=10**12, **options)
+
+
+def test_a_search_finds_every_key_whose_value_is_in_a_file(tmp_path: Path) -> None:
+    """Small values are in the index itself, and go with its nodes."""
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    batch = truth.batch(3, range(5), values={1: np.zeros((2, 500), np.float32)})
+    writer.commit([batch])
+    database = Reader(run).database
+    large = {key for key in database.keys("", "\x7f") if len(database.read_bytes(key) or b"") > 100}
+    found = {key.decode() for key in part_of(answer_to(question(run))).keys}
+    assert large <= found
+    assert len(large) > 5
+
+
+def test_a_search_of_a_part_goes_on_where_the_last_one_ended(
+    recorded: tuple[Path, Truth], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is searched by a process of its own."""
+    run = recorded[0]
+    whole = part_of(answer_to(question(run)))
+    monkeypatch.setattr(index, "MOST_NODES", 5)
+    keys: list[bytes] = []
+    after: bytes | None = b""
+    parts = 0
+    while after is not None:
+        asked = question(run, after=after)
+        search = Search(asked) if not parts else Here(asked)
+        part = search.found()
+        keys, after, parts = [*keys, *part.keys], part.after, parts + 1
+    assert keys == whole.keys
+    assert parts > 3
+
+
+def test_a_commit_does_not_wait_for_a_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = []
+
+    class Endless(Here):
+        def ended(self, *, wait: bool) -> bool:
+            return False
+
+        def stop(self) -> None:
+            ends.append(self)
+
+    monkeypatch.setattr(merging, "Search", Endless)
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    for _ in range(4 * FAN):
+        batch = truth.batch(1, range(5))
+        writer.commit([batch])
+        truth.keep([batch])
+        assert not writer.merge_files()
+    assert not ends
+    writer.close()
+    assert len(ends) == 1, "the process would go on after the end of the run"
+    truth.check(Reader(run).view)
+
+
+@pytest.mark.parametrize("failure", ["frozen", "missing", "no answer"])
+def test_a_run_is_recorded_on_if_its_files_cannot_be_merged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    """As in a program that contains Python: its own file must not be started again."""
+    monkeypatch.setattr(merging, "Search", Search)
+    if failure == "frozen":
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    elif failure == "missing":
+        monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    else:
+        monkeypatch.setattr(index, "__file__", str(tmp_path / "missing.py"))
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    record(writer, truth, 2 * FAN)
+    assert len(data_files(run)) >= 2 * FAN
+    truth.check(Reader(run).view)
 
 
 class Killed(BaseException):

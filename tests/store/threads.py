@@ -81,7 +81,7 @@ class FakeWriter:
 
     crowded = False
 
-    def merge_files(self) -> bool:
+    def merge_files(self, *, wait: bool = False) -> bool:
         """Has no files."""
         return False
 
