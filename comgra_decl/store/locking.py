@@ -58,7 +58,7 @@ def taken_if_free(folder: Path) -> Iterator[bool]:
 
 
 def keep_files(owner: object, folder: Path) -> None:
-    """Keep the writer of a run from removing data files in a folder while `owner` is there."""
+    """Keep the writer of a run from removing data files in a folder while `owner` exists."""
     if os.name != "posix":
         return
     import fcntl
@@ -66,7 +66,7 @@ def keep_files(owner: object, folder: Path) -> None:
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_SH)  # a writer holds it for milliseconds
         weakref.finalize(owner, os.close, handle)
 
 

@@ -22,6 +22,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -141,6 +142,13 @@ class Merger:
             self._search.stop()
             self._search = None
 
+    def end(self) -> None:
+        """End, and remove the files that are no longer needed. Nothing is merged afterwards."""
+        self.stop()
+        self._ended = True
+        with suppress(OSError):
+            self._remove_retired()
+
     # -- one merge
 
     def _merge(self, write: Write) -> Iterator[bool]:
@@ -240,6 +248,8 @@ class Merger:
         self._noted = _Noted(tiers, oldest=_oldest(noted, there))
 
     def _remove_retired(self) -> None:
+        if not self._noted.retired:
+            return
         with held_alone(self._folder) as free:  # readers of an old version hold it
             if not free:
                 return

@@ -29,8 +29,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NODE_CACHE = 4 << 20
 """Bytes of cached index nodes, which commits would otherwise read again.
 
-TensorStore counts only a fraction of what they take. Over 10,000 commits of one record (20 slots), a
-writer grew by 59 MB with a limit of 16 MB, and by 10 MB with this one; it was as fast."""
+TensorStore counts only a fraction of what they take. Over 10,000 commits of one record with 20
+slots, a writer grew by 59 MB with a limit of 16 MB, and by 10 MB with this one; it was as fast."""
 
 
 class RunWriter:
@@ -177,6 +177,7 @@ class RunWriter:
             self._contents.finish(commit, self._head)
             self._finish(commit, {**self._head, **ends})
         self._closed = True
+        self._merger.end()
         self.release()
 
     def release(self) -> None:

@@ -200,6 +200,23 @@ def test_a_run_with_many_files_has_few_after_it_was_resumed(
     truth.check(Reader(run).view)
 
 
+def test_the_end_of_a_run_removes_what_is_no_longer_needed(tmp_path: Path) -> None:
+    truth, run = Truth(), tmp_path / "run"
+    writer = RunWriter.create(run, truth.meta)
+    record(writer, truth, 3 * FAN)
+    retired = {name for _, names in noted(run).retired for name in names}
+    assert retired <= data_files(run)
+    assert len(retired) >= FAN
+    writer.close()
+    assert not retired & data_files(run)
+    assert verify(run).whole
+    truth.check(Reader(run).view)
+
+
+def noted(run: Path) -> merging._Noted:
+    return merging._read_noted(Reader(run).database)
+
+
 def test_files_that_are_large_enough_are_not_merged_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
