@@ -68,7 +68,7 @@ def question_of(
     """
     return {
         "database": str(database),
-        "path": [each for each in sys.path if isinstance(each, str)],
+        "path": [os.fspath(each) for each in sys.path],
         "after": after.decode("latin-1"),
         "old": [*old],
         "kept": [*kept],

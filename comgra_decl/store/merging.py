@@ -127,7 +127,7 @@ class Merger:
             return next(self._work) or wait
         except StopIteration:
             pass
-        except (ComgraError, OSError, ValueError) as error:
+        except (ComgraError, OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
             # what is damaged must stay as it is, so that an older version can be recovered
             self._ended = isinstance(error, DamagedRunError)
             _log.debug("comgra: the files of a run were not merged: %s", error)

@@ -198,7 +198,7 @@ def test_ten_times_the_runs_take_at_most_twelve_times_the_reads_and_twice_the_me
     found: dict[int, list[tuple[int, int]]] = {}
     for runs in (40, 400):
         for number in range(runs):
-            truth = Truth(seed=number, meta=meta_of(started=float(number)))
+            truth = Truth(seed=number, meta=meta_of(started=100.0 + number))
             writer = RunWriter.create(tmp_path / str(runs) / f"run {number}", truth.meta)
             writer.commit([truth.batch(16, range(4))])
             writer.close()

@@ -10,7 +10,6 @@ import pytest
 
 from comgra_decl.query import limit_cache, open_run
 from comgra_decl.store import reader
-from tests.store.test_levels import write
 from tests.support.fake_run import FakeRun
 
 ROOT = Path(__file__).parents[2]
@@ -40,18 +39,16 @@ def test_a_program_says_how_much_all_its_readers_may_keep(tmp_path: Path) -> Non
     assert open_run(fake.path).series("embed", "std").equals(before.series("embed", "std"))
 
 
-RESIDENT = """
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
-"""
-
-COMMITS = f"""
+COMMITS = """
 import resource, sys
 from pathlib import Path
 from comgra_decl.store import RunWriter
 from tests.store.truth import Truth
-{RESIDENT}
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
 truth = Truth()
 writer = RunWriter.create(Path(sys.argv[1]), truth.meta)
 for number in range(1, 8001):
@@ -60,37 +57,12 @@ for number in range(1, 8001):
         print(resident())
 """
 
-OPENING = f"""
-import resource, sys
-from comgra_decl.query import open_run
-open_run(sys.argv[2]).steps
-{RESIDENT}
-before = resident()
-run = open_run(sys.argv[1])
-assert len(run.steps) == 1_000_000
-print(resident() - before)
-"""
-
-
-def printed(program: str, *arguments: Path) -> list[float]:
-    """Runs a program in a process of its own; returns the numbers that it prints."""
-    command = [sys.executable, "-c", program, *map(str, arguments)]
-    ended = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    return [float(line) for line in ended.stdout.splitlines()]
-
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_memory_of_a_writer_does_not_grow_with_its_commits(tmp_path: Path) -> None:
     """Each of them adds nodes to the index, of which a few are kept."""
-    early, late = printed(COMMITS, tmp_path / "run")
+    command = [sys.executable, "-c", COMMITS, str(tmp_path / "run")]
+    ended = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    early, late = map(float, ended.stdout.split())
     assert late - early < 25, (early, late)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_million_records_are_opened_within_150_mb(tmp_path: Path) -> None:
-    for name, records in (("long", 1_000_000), ("short", 1000)):
-        write(tmp_path / name, records, commit=20_000, slots=1)
-    (grown,) = printed(OPENING, tmp_path / "long", tmp_path / "short")
-    assert grown < 150, grown  # the facts alone take 96

@@ -77,7 +77,8 @@ def record(writer: RunWriter, truth: Truth, commits: int) -> int:
     for number in range(commits):
         value = truth.rng.normal(size=(2, 5)).astype("float32")
         batch = truth.batch(1 + number % 3, range(5), values={1: value} if number % 7 == 0 else {})
-        said = ScalarBatch(steps=np.array([number]), names=["loss"], types=["train"], values=[1.5])
+        steps, values = np.array([number]), np.array([1.5])
+        said = ScalarBatch(steps=steps, names=["loss"], types=["train"], values=values)
         writer.commit([batch], [said])
         truth.keep([batch])
         merged(writer)
