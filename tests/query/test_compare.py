@@ -177,10 +177,10 @@ def test_a_comparison_opens_each_run_once_and_lets_it_go(
 
 
 @pytest.mark.slow
-def test_ten_times_the_runs_take_at_most_twelve_times_the_reads_and_twice_the_memory(
+def test_ten_times_the_runs_take_at_most_twelve_times_the_reads_and_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twice in a row. The second time must not read more because the first has filled a cache."""
+    """Twice in a row. None of the runs stays open; of each, a column of the table is kept."""
     reads = [0]
 
     def counting(owner: type, name: str) -> None:
@@ -216,4 +216,4 @@ def test_ten_times_the_runs_take_at_most_twelve_times_the_reads_and_twice_the_me
     for (few, small), (many, large) in zip(found[40], found[400], strict=True):
         assert few >= 40
         assert many <= 12 * few, found
-        assert large <= 2 * small, found
+        assert large <= 12 * small, found
