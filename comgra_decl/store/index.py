@@ -256,7 +256,7 @@ def _file(location: str) -> str:
 
 def _main() -> None:
     asked = json.loads(sys.stdin.buffer.read())
-    sys.path[:] = asked["path"]
+    sys.path.extend(asked["path"])
     if hasattr(os, "nice"):
         os.nice(10)
     sys.stdout.write(json.dumps(answer_to(asked)))
