@@ -131,6 +131,7 @@ def write(folder: Path, size: Size) -> dict[str, Any]:
         writer.commit([made])
         commits.append(time.perf_counter() - start)
         seconds, cpu = seconds + commits[-1], cpu + time.process_time() - used
+        writer.merge_files()
     writer.close()
     return {
         "seconds": seconds,

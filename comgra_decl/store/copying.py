@@ -27,9 +27,10 @@ from .database import (
 from .drafts import drafted
 from .folder import PassedOver
 from .inventory import Region, edge_of, fact_regions, is_superseded, keys_of
-from .layout import HEAD_KEY, LEVELS, RUN_KEY, RecordColumn
+from .layout import FILES_KEY, HEAD_KEY, LEVELS, RUN_KEY, RecordColumn
 from .levels import write_levels
 from .location import Location, Remote, Where, location
+from .merging import oldest_version
 from .reader import Reader
 from .remote import Objects, databases_within
 from .sums import SumsReader
@@ -192,12 +193,15 @@ def pinned(run: Location, version: int | None = None) -> Reader:
             if version is None:
                 raise
         except DamagedRunError as error:
-            if version is None or _NO_VERSION not in str(error):
+            if version is None or newest is None:
+                raise
+            if _NO_VERSION not in str(error) and version >= oldest_version(run, newest):
                 raise
     span = "" if newest is None else f"; its newest version is {newest}"
     raise UnknownNameError(
         f"{str(run)!r} has no version {version}{span}. The earliest versions contain no run, and "
-        f"compaction removes old versions. `comgra-decl verify` reports the newest intact version."
+        "merging files and compaction remove old versions. `comgra-decl verify` reports the "
+        "newest intact version."
     )
 
 
@@ -223,7 +227,8 @@ def transfer(
         progress: called with the progress.
     """
     target.bound = reader.meta.bound
-    keys = [key for key in reader.database.keys("", "\x7f") if key not in (HEAD_KEY, RUN_KEY)]
+    elsewhere = (HEAD_KEY, RUN_KEY, FILES_KEY)  # the copy has other files
+    keys = [key for key in reader.database.keys("", "\x7f") if key not in elsewhere]
     if compact:
         edge, scalars = edge_of(reader.view), len(reader.view.scalars)
         keys = [key for key in keys if not is_superseded(key, edge=edge, scalars=scalars)]

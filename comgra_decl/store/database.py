@@ -21,6 +21,7 @@ from comgra_decl.errors import AccessError, ComgraError, DamagedRunError, RunGon
 from .folder import MANIFEST, largest_file, strange_file
 from .layout import DATABASE, NODE_BYTES, ArrayForm
 from .location import Location, Remote, Where, location
+from .locking import keep_files
 from .remote import REFUSED, TRANSIENT, Objects, base_spec, message, refuse_forked_child, resources
 
 _RAISED = (
@@ -124,6 +125,10 @@ class Database:
             self.spec["version"] = version
         if uuid is not None:
             self.spec["config"]["uuid"] = uuid
+        self._merged = version is None and isinstance(self.place, Path)
+        """Whether the writer may remove files that only an older version needs (`merging.py`)."""
+        if version is not None and isinstance(self.place, Path):
+            keep_files(self, self.place / "d")
         with self.reading(MANIFEST):
             self.kv = ts.KvStore.open(self.spec, context=context).result()
 
@@ -189,7 +194,7 @@ class Database:
         """
         self._refuse_large([key], most)
         with self.reading(key):
-            result = self._newest_of(key) if newest else self._read(key).result()
+            result = self._newest_of(key) if newest else self._result(key, self._read(key))
         if result.state == "missing":
             return None
         if len(result.value) > most:
@@ -216,6 +221,33 @@ class Database:
         """Start reading a key that is not newer than the head."""
         since = self.head_read if isinstance(self.place, Remote) else None
         return self.kv.read(key, staleness_bound=since)
+
+    def _result(self, key: str, read: ts.Future[ts.KvStore.ReadResult]) -> ts.KvStore.ReadResult:
+        """Return what `_read` found; if it is not there, what the newest index leads to.
+
+        The writer of a run merges files, and removes those that only an older index refers to.
+        """
+        try:
+            found = read.result()
+            if not self._merged or found.state != "value" or found.value:
+                return found
+        except _RAISED:
+            if not self._merged:
+                raise
+        return self.kv.read(key).result()
+
+    def manifest_state(self) -> tuple[int, int, int] | None:
+        """Return what changes with every commit; None if no file that is read can be gone.
+
+        That is so if the version is fixed, and in a bucket.
+        """
+        if not self._merged or not isinstance(self.place, Path):
+            return None
+        try:
+            found = (self.place / MANIFEST).stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns, found.st_size
 
     def _newest_of(self, key: str) -> ts.KvStore.ReadResult:
         """Read the newest version of a key; in a bucket, only if it has changed since."""
@@ -256,7 +288,8 @@ class Database:
         if most is not None:
             self._refuse_large(keys, most)
         with self.reading(f"{keys[0]} and others" if keys else "nothing"):
-            found = [future.result() for future in [self._read(key) for key in keys]]
+            reads = [self._read(key) for key in keys]
+            found = [self._result(key, read) for key, read in zip(keys, reads, strict=True)]
         for key, result in zip(keys, found, strict=True):
             if result.state == "missing":
                 raise DamagedRunError(

@@ -44,6 +44,9 @@ SESSION_KEY = "meta/run.{}.json"
 """Like `RUN_KEY`, but for each program that resumed the run; numbering starts at 2."""
 
 HEAD_KEY = "head"
+FILES_KEY = "meta/files.json"
+"""The data files that earlier merges have written; see `merging.py`."""
+
 DIGITS = 12  # of record and row numbers in keys, so that keys sort numerically
 
 RECORDS_LIMIT = 1 << 40

@@ -2,12 +2,14 @@
 
 A compaction holds the database's lock throughout. A compaction briefly holds the run's lock while
 it moves the new database into place, as does a program that resumes the run. As a result, neither
-sees an intermediate state of the other.
+sees an intermediate state of the other. Readers of an old version hold the lock of the data files,
+so that a writer that merges them does not remove those of that version.
 """
 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,6 +55,19 @@ def taken_if_free(folder: Path) -> Iterator[bool]:
     """
     with _held(folder) as lock:
         yield lock is None or _taken(lock, wait=False)
+
+
+def keep_files(owner: object, folder: Path) -> None:
+    """Keep the writer of a run from removing data files in a folder while `owner` exists."""
+    if os.name != "posix":
+        return
+    import fcntl
+
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_SH)  # a writer holds it for milliseconds
+        weakref.finalize(owner, os.close, handle)
 
 
 @contextmanager

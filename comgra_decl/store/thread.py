@@ -333,6 +333,16 @@ class WriterThread:
         self._batches, self._ready, self._scalars = [], 0, []
         self._pace.committed(time.monotonic())
         self._release(sum(b.nbytes for b in batches) + sum(part.nbytes for part in scalars))
+        self._merge_files(writer)
+
+    def _merge_files(self, writer: RunWriter) -> None:
+        """Merge files of earlier commits until the next commit is due."""
+        while not self._ended:
+            with self._work:
+                if (self._pressed or self._pause(writer) <= 0) and not writer.crowded:
+                    return
+            if not writer.merge_files():
+                return
 
     def _release(self, size: int) -> None:
         """Free queue space and wake callers of `put`."""

@@ -4,7 +4,7 @@ Reads and decodes every chunk and key. The checksums of zstd and zlib detect fli
 TensorStore detects truncated files. A deleted file reads as empty bytes, which are not a valid
 chunk. If anything is damaged, verification searches for the newest intact version of the database.
 Data is written only once, so a version from before the damage contains everything that was
-committed until then.
+committed until then. Versions from before the last merge of files are gone (`merging.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from .database import Database, new_context, newest_version
 from .inventory import Region, regions
 from .layout import HEAD_KEY, SCALAR_BLOCK, RecordColumn, scalar_block_key, scalar_piece_key
 from .location import Location, Where, location
+from .merging import oldest_version
 from .reader import Reader
 from .scalars import MOST_BYTES, unpacked
 from .sums import SumsReader
@@ -310,7 +311,8 @@ def _reason(error: Exception) -> str:
 
 def _find_whole(verdict: Verdict, progress: Progress) -> None:
     """Find the newest intact version by bisection, as later versions include earlier data."""
-    low, high = 0, verdict.version or 0  # `high` is damaged, `low` is intact (or 0)
+    high = verdict.version or 0  # damaged
+    low = oldest_version(verdict.path, high) - 1  # intact, or no longer there
     tries = max(1, (high - low).bit_length())
     at = 0
     while high - low > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache, partial
@@ -65,6 +66,7 @@ class View:
         self._db = db
         self._tables = tables
         self._bound = bound
+        self._manifest: tuple[int, int, int] | None = None
         self._scalar_count = int(head.get("scalars", 0))  # older runs have none
         self._scalars = scalars
         self.sums = sums
@@ -557,6 +559,26 @@ class View:
         return Salvage(_of_weak(self._read), tables.forms, tables.records, tables.damage)
 
     def _read(self, name: str, *index: int | slice, cached: bool = True) -> NDArray[Any]:
+        bound = self._bound
+        try:
+            return self._read_once(name, *index, cached=cached)
+        except TooLargeError:
+            raise
+        except DamagedRunError:
+            if self._bound == bound and not self._renewed():  # nor has another thread
+                raise
+            return self._read_once(name, *index, cached=cached)
+
+    def _renewed(self) -> bool:
+        """Use the newest index if there is another; the files of the old one may be gone."""
+        state = self._db.manifest_state()
+        if state is None or state == self._manifest:
+            return False
+        self._manifest, self._bound = state, time.time()
+        self._handles = {}
+        return True
+
+    def _read_once(self, name: str, *index: int | slice, cached: bool) -> NDArray[Any]:
         with self._db.reading(name):
             handle = self._handle(name, cached=cached)
             part = handle[index]

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,18 @@ from .contents import Contents
 from .database import Database, TransientStoreError, new_context, newest_version
 from .layout import HEAD_KEY, LOGS, RUN_KEY, SESSION_KEY
 from .location import Remote, Where, location
+from .merging import Merger
 from .meta import FolderHandle, RunMeta, versions, writer_identity
 from .reader import Reader
 from .remote import Objects
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_NODE_CACHE = 16 << 20  # bytes of cached index nodes, which commits would otherwise reread
+_NODE_CACHE = 4 << 20
+"""Bytes of cached index nodes, which commits would otherwise read again.
+
+TensorStore counts only a fraction of what they take. Over 10,000 commits of one record with 20
+slots, a writer grew by 59 MB with a limit of 16 MB, and by 10 MB with this one; it was as fast."""
 
 
 class RunWriter:
@@ -36,6 +41,7 @@ class RunWriter:
         self._db = database
         self._meta = meta
         self._contents = Contents(database, meta)
+        self._merger = Merger(database)
         self._pid = os.getpid()
         self._head: dict[str, Any] = {}
         self._head_bytes: bytes | None = None
@@ -86,6 +92,7 @@ class RunWriter:
         database = Database(reader.path, new_context(cache_bytes=_NODE_CACHE))
         database.bound = reader.meta.bound
         writer = cls(database, reader.meta)
+        writer._merger = Merger(database, resumed=True)
         writer._generation = newest_version(reader.path) or 1
         with database.reading("the contents of the run"):
             writer._contents.resume(reader.view, reader.head)
@@ -132,6 +139,28 @@ class RunWriter:
             self._contents.discard()
             raise
         self._contents.accept()
+        self._merger.committed()
+
+    @property
+    def crowded(self) -> bool:
+        """Whether merging files is overdue."""
+        return self._merger.crowded
+
+    def merge_files(self, *, wait: bool = False) -> bool:
+        """Do a limited part of merging the files of commits; return whether more can be done.
+
+        Needed after every commit. A failure of the store is left for the next commit to report.
+
+        Args:
+            wait: whether to wait for the process that searches in the index.
+        """
+        return not self._closed and self._merger.proceed(self._write_again, wait=wait)
+
+    def _write_again(self, write: Callable[[Commit], None]) -> None:
+        with self._db.writing("merged files"):
+            commit = self._begin()
+            write(commit)
+            self._finish(commit, dict(self._head))
 
     def close(self, *, error: str | None = None, failed: bool = False) -> None:
         """Mark the run as finished, as failed, or as stopped by `error`. Idempotent.
@@ -148,11 +177,15 @@ class RunWriter:
             self._contents.finish(commit, self._head)
             self._finish(commit, {**self._head, **ends})
         self._closed = True
+        self._merger.end()
         self.release()
 
     def release(self) -> None:
         """Show readers that nothing more will be written, even if `close` has failed."""
-        if self._handle is not None and os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return
+        self._merger.stop()
+        if self._handle is not None:
             self._handle.close()
 
     def _create(self) -> None:

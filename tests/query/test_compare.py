@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -14,7 +15,10 @@ import pytest
 from comgra_decl.errors import MissingPackageError, UnknownNameError
 from comgra_decl.query import Group, Run, compare, differences, open_group, open_run
 from comgra_decl.query.compare import arguments_of
-from comgra_decl.store import Reader
+from comgra_decl.store import Reader, RunWriter
+from comgra_decl.store.database import Database
+from comgra_decl.store.view import View
+from tests.store.truth import Truth, meta_of
 from tests.support.fake_model import spec_of
 from tests.support.fake_run import FakeRun
 
@@ -170,3 +174,46 @@ def test_a_comparison_opens_each_run_once_and_lets_it_go(
         assert table.shape == (3, count)
         assert len(held) == count
         assert max(held) <= 2  # the one that is read, and perhaps the one before
+
+
+@pytest.mark.slow
+def test_ten_times_the_runs_take_at_most_twelve_times_the_reads_and_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice in a row. None of the runs stays open; of each, a column of the table is kept."""
+    reads = [0]
+
+    def counting(owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def counted(*arguments: Any, **options: Any) -> Any:
+            reads[0] += 1
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    counting(Reader, "_open")
+    counting(View, "_read")
+    counting(Database, "_read")
+    found: dict[int, list[tuple[int, int]]] = {}
+    for runs in (40, 400):
+        for number in range(runs):
+            truth = Truth(seed=number, meta=meta_of(started=100.0 + number))
+            writer = RunWriter.create(tmp_path / str(runs) / f"run {number}", truth.meta)
+            writer.commit([truth.batch(16, range(4))])
+            writer.close()
+        group = open_group(tmp_path / str(runs))
+        node = group[0].nodes[0]
+        found[runs] = []
+        for _ in range(2):
+            reads[0] = 0
+            tracemalloc.start()
+            try:
+                assert group.compare(node).shape == (16, runs)
+                found[runs].append((reads[0], tracemalloc.get_traced_memory()[1]))
+            finally:
+                tracemalloc.stop()
+    for (few, small), (many, large) in zip(found[40], found[400], strict=True):
+        assert few >= 40
+        assert many <= 12 * few, found
+        assert large <= 12 * small, found

@@ -10,7 +10,7 @@ import pytest
 import comgra_decl as comgra
 from comgra_decl.errors import RunNotFoundError, StoreError
 from comgra_decl.query import list_runs
-from comgra_decl.store import Reader, RunWriter
+from comgra_decl.store import Reader, RunWriter, merging
 from comgra_decl.store.appending import append_to
 from comgra_decl.store.compaction import compact
 from comgra_decl.store.copying import copy_run, pinned
@@ -54,6 +54,17 @@ def test_what_is_written_is_read_bit_for_bit_while_it_grows(root: Remote) -> Non
     assert not reader.poll()
     writer.close()
     assert Reader(str(root)).state == "finished"
+
+
+def test_objects_are_not_merged(root: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader of an old version could not keep them."""
+    monkeypatch.setattr(merging, "FAN", 2)
+    writer = RunWriter.create(root, meta_of())
+    truth = Truth()
+    for count in range(1, 7):
+        writer.commit([truth.batch(1, range(3))])
+        assert not writer.merge_files(wait=True)
+        assert len(Objects(root).names()) > count
 
 
 def test_one_run_has_one_writer(root: Remote) -> None:

@@ -1,6 +1,7 @@
 """Writes an endless run, each of whose numbers follows from its record, until it is killed.
 
 `python -m tests.store.endless FOLDER` prints the number of acknowledged records after each commit.
+With `--merging`, it merges four files at a time, after every commit.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from comgra_decl.records import StepBatch, StepInfo
-from comgra_decl.store import RunWriter
+from comgra_decl.store import RunWriter, merging
 from comgra_decl.store.layout import RecordColumn
 from comgra_decl.store.view import View
 from tests.store.truth import meta_of, slot_info
@@ -73,8 +74,9 @@ def check(view: View, first: int = 0) -> None:
 MANY = 2000  # records; checkers of all of them must be able to keep up
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, *, merges: bool = False) -> None:
     """Commits groups of growing and shrinking size until killed."""
+    merging.FAN = 4
     writer = RunWriter.create(folder, meta_of())
     first = turn = 0
     while True:
@@ -83,9 +85,11 @@ def main(folder: Path) -> None:
         first, turn = first + count, turn + 1
         sys.stdout.write(f"{first}\n")
         sys.stdout.flush()
+        while merges and writer.merge_files(wait=True):
+            pass
         if first > MANY:
             time.sleep(0.05)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), merges="--merging" in sys.argv)

@@ -1,5 +1,7 @@
 """Kills writers at random moments during reads: `python -m tests.store.kills [COUNT]`.
 
+Every second one merges its files.
+
 Fails if an acknowledged record is lost, a record is seen incomplete, or a number is wrong.
 """
 
@@ -21,15 +23,17 @@ ROOT = Path(__file__).parents[2]
 LONG = 50
 
 
-def kill_once(folder: Path, seed: int) -> tuple[int, int, int]:
+def kill_once(folder: Path, seed: int, *, merging: bool = False) -> tuple[int, int, int]:
     """Starts a writer, reads its run until it is killed; returns records, polls and acks.
 
-    Every tenth is killed at a moment relative to its start, mostly before its run exists.
+    Every tenth is killed at a moment relative to its start, mostly before its run exists. With
+    `merging`, the writer merges four files at a time, after every commit.
     """
     rng = np.random.default_rng(seed)
     log = folder.with_suffix(".acknowledged")
     with log.open("w") as out:
         command = [sys.executable, "-m", "tests.store.endless", str(folder)]
+        command += ["--merging"] * merging
         process = subprocess.Popen(command, cwd=ROOT, stdout=out, text=True)
     try:
         polls = _watch(folder, log, process, rng, early=seed % 10 == 9)
@@ -96,7 +100,8 @@ def main(count: int) -> int:
     with tempfile.TemporaryDirectory(prefix="kills ä ") as root:
         for seed in range(count):
             try:
-                found, looked, _ = kill_once(Path(root) / f"run {seed}", seed)
+                place = Path(root) / f"run {seed}"
+                found, looked, _ = kill_once(place, seed, merging=bool(seed % 2))
             except Exception as error:  # noqa: BLE001 - told, and counted
                 sys.stdout.write(f"{seed}: {type(error).__name__}: {error}\n")
                 continue

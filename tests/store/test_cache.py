@@ -1,7 +1,9 @@
-"""What readers cache."""
+"""What readers and writers keep in memory."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import pytest
 from comgra_decl.query import limit_cache, open_run
 from comgra_decl.store import reader
 from tests.support.fake_run import FakeRun
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -33,3 +37,32 @@ def test_a_program_says_how_much_all_its_readers_may_keep(tmp_path: Path) -> Non
     limit_cache(1 << 20)  # again: cached entries stay
     assert reader._shared_context() is shared
     assert open_run(fake.path).series("embed", "std").equals(before.series("embed", "std"))
+
+
+COMMITS = """
+import resource, sys
+from pathlib import Path
+from comgra_decl.store import RunWriter
+from tests.store.truth import Truth
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
+
+truth = Truth()
+writer = RunWriter.create(Path(sys.argv[1]), truth.meta)
+for number in range(1, 8001):
+    writer.commit([truth.batch(1, range(20))])
+    if number in (2000, 8000):
+        print(resident())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_a_writer_does_not_grow_with_its_commits(tmp_path: Path) -> None:
+    """Each of them adds nodes to the index, of which a few are kept."""
+    command = [sys.executable, "-c", COMMITS, str(tmp_path / "run")]
+    ended = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    early, late = map(float, ended.stdout.split())
+    assert late - early < 25, (early, late)

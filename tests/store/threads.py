@@ -79,6 +79,12 @@ class FakeWriter:
     def close(self, *, error: str | None = None, failed: bool = False) -> None:
         self.closed.append(error)
 
+    crowded = False
+
+    def merge_files(self, *, wait: bool = False) -> bool:
+        """Has no files."""
+        return False
+
     def release(self) -> None:
         """Has no handle of a folder."""
 

@@ -78,6 +78,7 @@ READS_RUNS = ("store", "query", "rules", "export", "viewer")
 
 MAY_OPEN = {
     "store/folder.py": "the one way",
+    "store/index.py": "the index of a database that this program writes, in a process of its own",
     "store/database.py": "TensorStore, after `strange_file` has looked",
     "store/meta.py": "/proc",
     "store/usage.py": "/proc",
