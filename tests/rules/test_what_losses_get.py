@@ -200,7 +200,7 @@ def test_logits_whose_first_loss_happens_to_be_that_of_guessing_in_the_batch(
         losses = torch.stack([F.cross_entropy(s * model(x), y) for s in scales])
         scale = scales[(losses - math.log(BATCH)).abs().argmin()]
         model.weight.mul_(scale)
-        model.bias.mul_(scale)  # type: ignore[union-attr]
+        model.bias.mul_(scale)
         assert F.cross_entropy(model(x), y).item() == pytest.approx(math.log(BATCH), rel=0.01)
     rules = by_rule(found(tmp_path, lambda: fit(model, lambda m: F.cross_entropy(m(x), y))))
     assert "batch_mixing" not in rules

@@ -102,7 +102,9 @@ def test_zeros_without_memory_are_zeros() -> None:
     for elements in (10, 100_000):
         by.add(torch._efficientzerotensor((elements,)), batch_dim=None)
     by.add(torch._efficientzerotensor((10,))[4:], batch_dim=None)
-    zeros = [(torch.zeros(size), None) for size in (10, 100_000, 6)]
+    zeros: list[tuple[torch.Tensor, int | None]] = [
+        (torch.zeros(size), None) for size in (10, 100_000, 6)
+    ]
     check(zeros, ready(by.finish()))
 
 
