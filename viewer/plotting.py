@@ -577,7 +577,8 @@ class RunPlots:
         Without a node, there is a small map for each layer (rows) and head (columns), in which the
         largest weight of each head is 1. With a node and a head, the weights are cells, with the
         queries as rows and the keys as columns, and their tokens as names. `slot.plot.preview`
-        draws all heads of a node.
+        draws all heads of a node. Where a record has no weights, a preview of another step is
+        drawn, and its step is named.
 
         Args:
             node: the node whose output or recomputed weights are drawn.
@@ -596,13 +597,17 @@ class RunPlots:
             self._check_head(found, head or 0)
             names = [[*found.queries], [*found.keys]]
             names = [[f"{i} {visible(word)}" for i, word in enumerate(each)] for each in names]
-            title = f"{node}, head {head or 0}, sample {sample} at step {at.step}"
+            title = f"{node}, head {head or 0}, sample {sample} at step {found.step}"
             values = found.weights[head or 0].astype(np.float64)
             return cells_of(values, ["query", "key"], names, title, value="weight", signed=False)
         if head is not None:
             raise UnknownNameError("a head needs a node")
         every = [(slot, attention(view, slot, at)) for slot in self._layers(view)]
-        known = [(slot.node, thumbnails(found)) for slot, found in every if found is not None]
+        known = [
+            (f"{slot.node} (step {found.step})" if found.step != at.step else slot.node,
+             thumbnails(found))
+            for slot, found in every if found is not None
+        ]  # fmt: skip
         if not known:
             raise UnknownNameError(
                 f"no attention weights of sample {sample} were recorded at step {at.step}."
@@ -630,7 +635,7 @@ class RunPlots:
         if head is not None:
             self._check_head(found, head)
             weights, which = weights[head : head + 1], f"head {head}"
-        title = f"{node}, {which}, sample {sample} at step {at.step}"
+        title = f"{node}, {which}, sample {sample} at step {found.step}"
         return tokens_joined(weights, found.queries, found.keys, title)
 
     def attention_neurons(

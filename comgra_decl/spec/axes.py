@@ -12,6 +12,9 @@ from pydantic import AfterValidator, Field
 from comgra_decl.records import AXIS_NAME, SAMPLE
 
 _SPACE = ("depth", "height", "width")
+RECOMPUTED = "attention (recomputed)"
+"""The role of the weights of fused attention, whose call never stores them."""
+
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _WEIGHTS = re.compile(r"softmax|weights|prob|scores", re.IGNORECASE)
 _CHANNELS_FIRST = re.compile(
@@ -165,7 +168,8 @@ def _of_activation(
 ) -> tuple[str, ...]:
     """Name the dims of an output or input; `called` are its class, role and node."""
     number = len(shape)
-    weights = number > 1 and shape[-1] == shape[-2] and _any(_WEIGHTS, called)
+    square = number > 1 and shape[-1] == shape[-2]
+    weights = RECOMPUTED in called or (square and _any(_WEIGHTS, called))
     if number == 1:
         return ("position" if whole_numbers and batched else "feature",)
     if number == 2:

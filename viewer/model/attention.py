@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,13 @@ from numpy.typing import NDArray
 from comgra_decl.errors import ComgraError
 from comgra_decl.query import Preview
 from comgra_decl.records import Axis
+from comgra_decl.spec.axes import RECOMPUTED
 from comgra_decl.viewer.model.drawing import numbers
 from comgra_decl.viewer.model.runview import RunView, Slot
 from comgra_decl.viewer.model.selection import Selection
 from comgra_decl.viewer.model.tokens import has_tokens, label, labels
 
 _PAIR = ("query", "key")
-RECOMPUTED = "attention (recomputed)"
-"""Role of the weights of fused attention, whose call receives the queries and keys."""
-
 _SIDES = (("input", "input.query"), ("input[1]", "input.key"))
 """Roles that the queries may have, and those that the keys may have."""
 
@@ -38,12 +36,14 @@ class Attention:
         queries: Label of each row.
         keys: Label of each column.
         facts: What is shown, such as the number of heads and the size of the matrices.
+        step: The step of the weights. It is another one if only some records have a preview.
     """
 
     weights: Floats
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     facts: str
+    step: int
 
 
 def layers(view: RunView) -> list[Slot]:
@@ -102,14 +102,17 @@ def attention(view: RunView, slot: Slot, at: Selection) -> Attention | None:
     whole = numbers(preview.values)[sample]
     weights = whole.reshape(-1, *whole.shape[-2:]).astype(np.float32)
     rows, columns = preview.meanings[-2:]
-    words = tokens(view, at, sample, max(rows.size, columns.size))
+    then = replace(at, step=preview.step)
+    words = tokens(view, then, sample, max(rows.size, columns.size))
     heads = weights.shape[0]
     many = f"{heads} heads" if heads != 1 else "1 head"
     return Attention(
         weights[:_HEADS],
         _labels(rows, weights.shape[1], words),
         _labels(columns, weights.shape[2], words),
-        f"{many} \u00b7 {weights.shape[1]}\u00d7{weights.shape[2]}{_of(preview, sample)}",
+        f"{many} \u00b7 {weights.shape[1]}\u00d7{weights.shape[2]}{_of(preview, sample)}"
+        f"{'' if preview.step == at.step else f', preview of step {preview.step}'}",
+        preview.step,
     )
 
 

@@ -7,11 +7,14 @@ from typing import NamedTuple
 
 import torch
 
+from comgra_decl.spec.axes import RECOMPUTED
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import is_functorch_wrapped
 
-ROLE = "attention (recomputed)"
-"""The role of recomputed weights."""
+ROLE = RECOMPUTED
+
+AXES = ("head", "query", "key")
+"""The names of the value dims of attention weights."""
 
 FUNCTION = "torch.nn.functional.scaled_dot_product_attention"
 """The fused call; `nn.MultiheadAttention` also uses it unless its weights are requested."""

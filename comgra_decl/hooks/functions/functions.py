@@ -269,16 +269,18 @@ class FunctionTracer:
             inputs, hidden = self._stack[-1].origins, self._stack[-1].hidden
         for at, value in values:
             for path, tensor in tensors_in(value):
+                reshape = self._heads_apart(plan.function, tensor)
+                axes = () if reshape is None else attention.AXES
                 self._recorder.read(
                     tensor,
                     f"{side}{at}{path}",
-                    partial(plan.slot, iteration=call.iteration),
+                    partial(plan.slot, iteration=call.iteration, axes=axes),
                     capture=call.capture,
                     how=how,
                     wanted=wanted,
                     graph=None if given else call.graph,
                     inputs=inputs,
-                    reshape=self._heads_apart(plan.function, tensor),
+                    reshape=reshape,
                 )
                 hidden.append(tensor)
 

@@ -37,8 +37,14 @@ class CallPlan:
         self.fired = False
         self.slots: dict[tuple[str, int], Slot] = {}
 
-    def slot(self, role: str, iteration: int) -> Slot:
-        """Return the slot of a tensor in a given iteration."""
+    def slot(self, role: str, iteration: int, axes: tuple[str, ...] = ()) -> Slot:
+        """Return the slot of a tensor in a given iteration.
+
+        Args:
+            role: role of the tensor.
+            iteration: number of the call in its step.
+            axes: names of its value dims, unless the spec declares some.
+        """
         slot = self.slots.get((role, iteration))
         if slot is None:
             slot = self.slots[role, iteration] = Slot(
@@ -46,7 +52,7 @@ class CallPlan:
                 role,
                 iteration=iteration,
                 module_class=self.function,
-                axes=self.capture.axes,
+                axes=self.capture.axes or axes,
                 image=self.capture.image,
             )
         return slot

@@ -157,7 +157,7 @@ def test_a_thumbnail_shows_the_largest_weight_of_each_block(view: RunView) -> No
     assert found is not None
     np.testing.assert_array_equal(thumbnails(found), found.weights)
     big = np.random.default_rng(0).random((2, 60, 49)).astype(np.float32)
-    small = thumbnails(type(found)(big, (), (), ""))
+    small = thumbnails(type(found)(big, (), (), "", 0))
     expected = [
         [[big[h, 3 * i : 3 * i + 3, 3 * j : 3 * j + 3].max() for j in range(17)] for i in range(20)]
         for h in range(2)
@@ -386,3 +386,66 @@ def test_the_preset_shows_each_head_of_torchs_attention_as_called_by_default(
     )
     with pytest.raises(UnknownNameError, match=r"queries and keys of .* were not recorded"):
         run.plot.attention_neurons("attend.softmax")
+
+
+def test_weights_of_an_earlier_preview_are_those_of_the_step_that_is_named(tmp_path: Path) -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.attend = nn.Embedding(50, 8), nn.MultiheadAttention(8, 2)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embed(tokens).transpose(0, 1)
+            mixed, weights = self.attend(x, x, x, average_attn_weights=False)
+            kept.append(weights.detach().numpy())
+            return cast(torch.Tensor, mixed)
+
+    torch.manual_seed(0)
+    kept: list[Any] = []
+    model = Whole()
+    batches = [torch.randint(50, (4, LENGTH)) for _ in range(3)]
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    with comgra.trace("attention", root=tmp_path, overrides=["schedule.every=1"]) as session:
+        for tokens in batches:
+            model(tokens).square().mean().backward()
+            optimizer.step()
+    plots = open_run(session.path or "").plot
+    cells = plots.attention("attend", head=1, step=2)
+    assert "at step 0" in cells.label
+    np.testing.assert_allclose(
+        cells.dimension_values("weight", flat=False), kept[0][0, 1], rtol=1e-6
+    )
+    names = cells.dimension_values("key", flat=False)[0]
+    assert [*names] == [f"{i} {token}" for i, token in enumerate(batches[0][0].tolist())]
+    (image,) = plots.attention(step=2).traverse(lambda part: part, [hv.Image])
+    shown = [name for _, name in image.opts.get("plot").kwargs["yticks"]]
+    assert shown == ["attend.softmax", "attend (step 0)"]
+
+
+def test_attention_between_two_sequences_is_shown(tmp_path: Path) -> None:
+    class Crossing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.out = nn.Embedding(50, 8), nn.Linear(8, 2)
+            self.attend = nn.MultiheadAttention(8, 2, batch_first=True, add_zero_attn=True)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.embed(tokens)
+            mixed, _ = self.attend(x[:, :4], x, x)
+            mixed = mixed + F.scaled_dot_product_attention(x[:, :4], x, x)
+            return cast(torch.Tensor, self.out(mixed))
+
+    model = Crossing()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace("attention", root=tmp_path) as session:
+        model(torch.randint(50, (3, LENGTH))).square().mean().backward()
+        optimizer.step()
+    run = open_run(session.path or "")
+    found = {slot.node: slot.shape for slot in layers(RunView(run))}
+    assert found == {
+        "attend.softmax": (3, 2, 4, LENGTH + 1),
+        "Crossing.scaled_dot_product_attention": (1 + 1, 1, 4, LENGTH),  # of the first samples
+    }
+    values = run.slot("attend.softmax").value(0)
+    cells = run.plot.attention("attend.softmax", head=1, sample=1)
+    np.testing.assert_array_equal(cells.dimension_values("weight", flat=False), values[1, 1])
