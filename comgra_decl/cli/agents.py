@@ -10,7 +10,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from comgra_decl.sinks.naming import TRAIN
 if TYPE_CHECKING:
     import pandas as pd
 
-    from comgra_decl.query import Run
+    from comgra_decl.query import Run, RunSummary
     from comgra_decl.store.location import Location
 
 LIMIT = 8000
@@ -45,12 +46,14 @@ _LAST_LINES = 12  # of standard error that are shown
 
 _POINTS = 36
 _ROWS = 40
+_FEW = 5
 
 
 class Agent:
     """Answer questions about the runs below a folder; reads nothing outside it.
 
-    Each answer is JSON of limited length. "run" is "group/name", "name", or empty for the newest.
+    Each answer is JSON of limited length. "run" is "group/name", "name", or empty for the newest. If
+    several runs have the same group and name, it is the path below the folder.
 
     Args:
         root: the folder.
@@ -80,9 +83,10 @@ class Agent:
         from comgra_decl.query import list_runs
 
         runs = list_runs(self._root)
+        names = self._names(runs)
         rows = [
             {
-                "run": f"{each.group}/{each.name}",
+                "run": names[str(each.path)],
                 "state": each.state,
                 "records": each.records,
                 "last_step": each.last_step,
@@ -93,14 +97,17 @@ class Agent:
 
     def open_run(self, run: str = "") -> str:
         """Describe a run: state, steps, types, statistics, metrics, nodes, pictures."""
+        from comgra_decl.query import list_runs
+
         found = self._run(run)
+        names = self._names(list_runs(self._root))
         last = found.kpis(automatic=True).drop_duplicates(["name", "type"], keep="last")
         slots = found.slots
         classes = slots.groupby("node", sort=False)["module_class"].first()
         nodes = [f"{name} ({kind})" if kind else str(name) for name, kind in classes.items()]
         return _told(
             {
-                "run": f"{found.group}/{found.name}",
+                "run": names.get(str(found.path), f"{found.group}/{found.name}"),
                 "state": found.state,
                 "error": found.error,
                 "records": len(found.records),
@@ -242,16 +249,31 @@ class Agent:
             told = "\n".join(lines[-_LAST_LINES:])
             raise PlanError(f"the script ended with code {ended.returncode}:\n{told}") from None
 
+    def _names(self, runs: Sequence[RunSummary]) -> dict[str, str]:
+        """Return the name of each run by its path: group and run, or more if several share it."""
+        short = {str(each.path): f"{each.group}/{each.name}" for each in runs}
+        often = Counter(short.values())
+        above = f"{self._root}".rstrip("/") + "/"
+        return {
+            path: path.removeprefix(above) if often[label] > 1 else label
+            for path, label in short.items()
+        }
+
     def _run(self, name: str) -> Run:
         from comgra_decl.query import list_runs, open_run
 
         if not name:
             return open_run(self._root)
         runs = list_runs(self._root)
-        for each in reversed(runs):
-            if name in (each.name, f"{each.group}/{each.name}"):
-                return open_run(each.path)
-        known = [f"{each.group}/{each.name}" for each in runs]
+        names = self._names(runs)
+        known = [names[str(each.path)] for each in runs]
+        meant = [each for each in runs if names[str(each.path)] == name]
+        meant = meant or [each for each in runs if each.name == name]
+        if meant:
+            return open_run(meant[-1].path)
+        same = [label for label in known if label.endswith(f"/{name}")]
+        if same:
+            raise UnknownNameError(f"{shown(name)} is several runs: {', '.join(same[:_FEW])}.")
         raise UnknownNameError(
             f"there is no run {shown(name)}{did_you_mean(name, known) or '.'} "
             f"The newest is {known[-1] if known else 'missing: the folder has no runs'}."

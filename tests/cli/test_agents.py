@@ -258,3 +258,18 @@ def test_a_plan_says_what_a_spec_records_or_why_the_script_failed(
     script.write_text("raise ValueError('no data')")
     with pytest.raises(PlanError, match="no data"):
         agent.plan(str(script))
+
+
+def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    for folder, records in (("x", 3), ("y", 5)):
+        fake = FakeRun(tmp_path / folder / "g" / "n", layers=1)
+        fake.write(records, commit=5)
+        fake.close()
+    agent = Agent(tmp_path)
+    listed = json.loads(agent.list_runs())["newest"]
+    assert {each["run"]: each["records"] for each in listed} == {"x/g/n": 3, "y/g/n": 5}
+    for name, records in (("x/g/n", 3), ("y/g/n", 5)):
+        told = json.loads(agent.open_run(name))
+        assert (told["run"], told["records"]) == (name, records)
+    with pytest.raises(UnknownNameError, match="'g/n' is several runs: x/g/n, y/g/n"):
+        agent.findings("g/n")
