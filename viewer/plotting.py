@@ -422,7 +422,7 @@ class RunPlots:
         table = pd.DataFrame({axes[0]: places, name: values})
         if any(isinstance(place, str) for place in places):
             bars = hv.Bars(table, axes[0], name, label=label)
-            size = {"fig_inches": (max(6.0, 0.2 * len(places)), 5.0)}
+            size = {"fig_inches": (max(6.0, 0.2 * len(places)), 5.0), "aspect": "auto"}
             look = {"color": BLUE, "xrotation": 90}
             return styled(bars, "Bars", look, bokeh={"height": 360}, matplotlib=size)
         return as_lines(hv.Curve(table, axes[0], name, label=label))

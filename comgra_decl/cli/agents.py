@@ -52,8 +52,8 @@ _FEW = 5
 class Agent:
     """Answer questions about the runs below a folder; reads nothing outside it.
 
-    Each answer is JSON of limited length. "run" is "group/name", "name", or empty for the newest. If
-    several runs have the same group and name, it is the path below the folder.
+    Each answer is JSON of limited length. "run" is "group/name", "name", or empty for the newest.
+    If several runs have the same group and name, it is the path below the folder.
 
     Args:
         root: the folder.
@@ -172,7 +172,13 @@ class Agent:
         if node == "metrics":
             values = _metric(found, statistic, type)
         else:
-            values = found.slot(node, role=role, of=of).series(statistic, type=type or None)
+            slot = found.slot(node, role=role, of=of)
+            values = slot.series(statistic, type=type or None)
+            if values.isna().all() and slot.series("nonfinite", type=type or None).isna().all():
+                raise UnknownNameError(
+                    f"{node} {role}, pass {of}, was not recorded at any step"
+                    + (f" of type {shown(type)}." if type else ".")
+                )
         steps, numbers = values.index.to_numpy(np.int64), values.to_numpy(np.float64)
         kept = _extremes(numbers.astype(np.float64, copy=False), _POINTS)
         told = {

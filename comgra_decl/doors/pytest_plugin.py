@@ -70,12 +70,14 @@ class Traced:
 
         return diagnose(self.run).findings
 
-    def assert_healthy(self, *, severity: str = "warning", ignore: Sequence[str] = ()) -> None:
+    def assert_healthy(
+        self, *, severity: str = "warning", ignore: str | Sequence[str] = ()
+    ) -> None:
         """Fail if a rule has found a problem, or if the rules could not look for any.
 
         Args:
             severity: the lowest severity that fails: "error", "warning" or "hint".
-            ignore: names of rules whose findings do not fail.
+            ignore: names of rules whose findings do not fail, or one name.
 
         Raises:
             UnknownNameError: there is no such rule.
@@ -90,6 +92,7 @@ class Traced:
             raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, got {severity!r}")
         own = self.run.spec.rules
         names = {*known(), *(() if isinstance(own, str) else own)}
+        ignore = [ignore] if isinstance(ignore, str) else ignore
         for name in ignore:
             if name not in names:
                 raise UnknownNameError(

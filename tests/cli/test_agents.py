@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import comgra_decl as comgra
 from comgra_decl.cli.agents import (
     _POINTS,
     LIMIT,
@@ -273,3 +275,22 @@ def test_runs_of_the_same_name_are_told_apart_by_their_folders(tmp_path: Path) -
         assert (told["run"], told["records"]) == (name, records)
     with pytest.raises(UnknownNameError, match="'g/n' is several runs: x/g/n, y/g/n"):
         agent.findings("g/n")
+
+
+def test_what_a_type_never_records_is_no_series_of_nan(tmp_path: Path) -> None:
+    spec = {
+        "nodes": {"all": {"select": "**", "capture": ["output", "output_grad"]}},
+        "probes": {"eyes": {"samples": {"count": 2}, "schedule": {"first": 9}}},
+    }
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace(spec, root=tmp_path):
+        for _ in range(2):
+            model(torch.randn(4, 3)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    agent = Agent(tmp_path)
+    assert json.loads(agent.series("0", of="grad"))["length"] == 2
+    assert json.loads(agent.series("0", type="probe:eyes"))["length"] == 2
+    with pytest.raises(UnknownNameError, match="0 output, pass grad, was not recorded at any step"):
+        agent.series("0", of="grad", type="probe:eyes")

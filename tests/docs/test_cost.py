@@ -75,7 +75,7 @@ def test_the_page_states_what_pictures_cost() -> None:
     probes = {
         "date": "2026-01-02",
         "passes": [
-            {"method": "saliency", "forward": 1, "backward": 1}
+            {"method": "saliency", "forward": 1, "backward": 1, "second": 0}
             | {"expected": 0.002, "taken": 0.0021, "ratio": 1.05}
         ],
         "between": {"plain": 1.0, "again": 0.99, "traced": 1.01, "declared": 1.02},
@@ -87,7 +87,7 @@ def test_the_page_states_what_pictures_cost() -> None:
     page = cost.page(cost.newest(), cost.newest_comparison(), {}, probes, {})
     section = page.partition("## Pictures of a probe\n")[2].partition("\n## ")[0]
     rows = section.splitlines()
-    assert "| `saliency` | 1 | 1 | 2 ms | 2.1 ms | 1.05 |" in rows
+    assert "| `saliency` | 1 | 1 | 0 | 2 ms | 2.1 ms | 1.05 |" in rows
     assert "| `grad_cam` of images | 2% | 9 | 1.9% |" in rows
     words = " ".join(rows)
     assert "took 600 MB after 100 records and 601 MB after 1,000" in words

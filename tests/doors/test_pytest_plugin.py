@@ -63,6 +63,8 @@ def test_dead(traced):
         traced.assert_healthy(severity="fatal")
     with pytest.raises(KeyError, match="no rule 'dead_unts'; did you mean 'dead_units'"):
         traced.assert_healthy(ignore=["dead_unts"])
+    with pytest.raises(KeyError, match="no rule 'dead_unts'"):
+        traced.assert_healthy(ignore="dead_unts")
     with pytest.raises(AssertionError, match="0/bias/forward left its range at step 0"):
         traced.assert_keeps("contract.yaml")
     traced.assert_healthy()

@@ -385,7 +385,7 @@ def test_a_first_loss_may_be_that_of_guessing_a_sample_by_chance(end: float, fou
     tape = Tape()
     logits = tape.slot("head", (16, 7))
     target = tape.slot("target", (16,), role="target", kind="target", dtype="int64")
-    tape.loss_call("cross_entropy", logits, target)
+    tape.loss_call("nll_loss", logits, target)
     for step in range(6):
         values = {logits: RNG.normal(size=(16, 7)), target: np.arange(16) % 7}
         tape.record(values, step=step)

@@ -1,5 +1,10 @@
 // Shows HTML from Python; elements with `data-send` act as buttons.
 
+// The only way from HTML of Python to elements.
+function setHtml(element, html) {
+  element.innerHTML = html;
+}
+
 export function render({ model, view }) {
   const outbox = new Outbox(model);
   const root = document.createElement("div");
@@ -27,7 +32,7 @@ export function render({ model, view }) {
     if (card && card.dataset.opened !== opened) card.scrollIntoView({ block: "nearest" });
     opened = card ? card.dataset.opened : null;
   }
-  const draw = () => change(() => { content.innerHTML = model.html; });
+  const draw = () => change(() => setHtml(content, model.html));
 
   const grid = (event) => event.composedPath().find((e) => e.dataset?.cells !== undefined);
 

@@ -111,7 +111,7 @@ class Parts {
     let found = this.kept.get(name);
     if (typeof found === "string") {
       const several = htmlElement(null, "div", "several");
-      several.innerHTML = found;
+      setHtml(several, found);
       found = several.children.length === 1 ? several.firstElementChild : several;
       this.kept.set(name, found);
     }
