@@ -324,13 +324,17 @@ def _of_method(content: dict[str, Any]) -> dict[str, InterventionSpec]:
 
     Raises:
         CallError: they are not possible for a method.
+        SpecError: they are invalid, or name a function that cannot be imported.
     """
+    from comgra_decl.doors.checked_spec import require_functions
     from comgra_decl.spec import load_spec
 
     declared, content["interventions"] = content["interventions"], {}
     if not declared:
         return {}
-    specs = load_spec({"probes": {_SAMPLES: {}}, "interventions": declared}).interventions
+    spec = load_spec({"probes": {_SAMPLES: {}}, "interventions": declared})
+    require_functions(spec)
+    specs = spec.interventions
     problems = [p for name, each in specs.items() for p in problems_of(name, each)]
     if problems:
         raise CallError("; ".join(problems))
@@ -525,6 +529,7 @@ def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int, sin
         batch: the number of samples.
         single: whether the model is called once rather than by a method.
     """
+    from comgra_decl.doors.checked_spec import require_functions
     from comgra_decl.spec import load_spec
 
     samples = {**content["samples"], "count": min(batch, _MOST_SAMPLES)}
@@ -537,7 +542,9 @@ def _placed(content: dict[str, Any], folder: Path, step: int, *, batch: int, sin
         content = {**content, "store": {"commit_interval": 5}}
         schedule |= {"steps": None, "first": step + 1, "every": 1}
     run = {**content["run"], "root": str(folder)}
-    return load_spec({**content, "run": run, "schedule": schedule, "samples": samples})
+    spec = load_spec({**content, "run": run, "schedule": schedule, "samples": samples})
+    require_functions(spec)
+    return spec
 
 
 def _copies(model: nn.Module, given: Mapping[str, Any]) -> int:
@@ -832,7 +839,8 @@ class _CallSession(Session):
             found = [w.removeprefix(start) for w in run.report["warnings"] if w.startswith(start)]
             kinds = {"pictures": self._spec.pictures, "interventions": self._spec.interventions}
             what = " and ".join(kind for kind, declared in kinds.items() if declared)
-            raise CallError(f"no {what} could be made: {'; '.join(found) or 'see the report'}")
+            why = "; ".join(each.removesuffix(".") for each in found) or "see the report"
+            raise CallError(f"no {what} could be made: {why}")
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -484,8 +484,6 @@ def _which_measure(value: Any) -> str | None:
     if isinstance(value, SpecModel):
         return type(value).__name__
     if isinstance(value, Mapping):
-        if "gradient" in value:
-            return "GradientMeasure"
         return "FunctionMeasure" if "_target_" in value else "DifferenceMeasure"
     return "name" if isinstance(value, str) else "class"
 
@@ -525,13 +523,18 @@ class GradientMeasure(SpecModel):
         return self
 
 
+def _which_effect(value: Any) -> str | None:
+    gradient = isinstance(value, Mapping) and "gradient" in value
+    return "GradientMeasure" if gradient else _which_measure(value)
+
+
 EffectMeasure = Annotated[
     Annotated[Literal["loss", "label", "top"], Tag("name")]
     | Annotated[Int, Field(ge=0), Tag("class")]
     | Annotated[DifferenceMeasure, Tag("DifferenceMeasure")]
     | Annotated[FunctionMeasure, Tag("FunctionMeasure")]
     | Annotated[GradientMeasure, Tag("GradientMeasure")],
-    Discriminator(_which_measure),
+    Discriminator(_which_effect),
 ]
 """A measure, or the norm of a gradient."""
 
@@ -733,8 +736,10 @@ def changes_from(given: object) -> list[ChangeSpec]:
 def _problem(found: Any) -> str:
     """Return what pydantic found wrong in a change."""
     where, key = ".".join(map(str, found["loc"])), (found["loc"] or ("",))[-1]
-    near = did_you_mean(key, ChangeSpec.model_fields) if found["type"] == "extra_forbidden" else ""
-    return f"{where}: {found['msg']}{near}"
+    if found["type"] != "extra_forbidden":
+        return f"{where}: {found['msg']}"
+    near = did_you_mean(key, ChangeSpec.model_fields)
+    return f"{where}: unknown key; valid keys: {', '.join(ChangeSpec.model_fields)}{near}"
 
 
 def needs_labels(do: Change) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -196,3 +196,45 @@ def test_an_intervention_that_did_nothing_is_said() -> None:
     cache = comgra.look(words(), WORDS, interventions={"same": same})
     assert any("'same' did nothing" in text for text in cache.report["warnings"])
     assert not cache.intervention_facts("same")["changes"][0]["changed"]
+
+
+@pytest.mark.parametrize("call", ["__call__", "twice"])
+def test_a_measure_that_does_not_exist_is_said_at_once(call: str) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return cast(torch.Tensor, self.layer(x))
+
+        def twice(self, x: torch.Tensor) -> torch.Tensor:
+            return cast(torch.Tensor, self(self(x)))
+
+    measured = {"select": "layer", "do": "zero", "measure": {"_target_": "math.nix"}}
+    how: dict[str, Any] = {} if call == "__call__" else {"call": call}
+    with pytest.raises(SpecError, match=r"measured\.measure\._target_: 'math.nix' does not exist"):
+        comgra.look(Net(), torch.randn(3, 4), interventions={"measured": measured}, **how)
+
+
+def test_a_gradient_of_a_gradient_is_an_unknown_key() -> None:
+    measure = {"gradient": "0", "of": {"gradient": "0"}}
+    given = {"select": "0", "do": "zero", "measure": measure}
+    with pytest.raises(SpecError, match=r"measure\.of: unknown key 'gradient'"):
+        comgra.look(nn.Sequential(nn.Linear(4, 2)), torch.randn(3, 4), interventions={"g": given})
+
+
+def test_a_change_of_an_imaginary_part_is_counted() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.turned = nn.Identity()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return cast(torch.Tensor, self.turned(torch.complex(x, 2 * x)).imag)
+
+    x = torch.randn(3, 4)
+    scaled = {"select": "turned", "do": {"scale": 3.0}, "measure": 0}
+    record = comgra.look(Complex(), x, interventions={"scaled": scaled})
+    (counted,) = record.intervention_facts("scaled", 0)["changes"]
+    assert counted["largest"] == pytest.approx(2 * (x**2 * 5).sqrt().max().item())

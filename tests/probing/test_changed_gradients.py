@@ -438,3 +438,17 @@ def test_training_and_its_records_are_the_same_to_the_last_bit(name: str, mode: 
     own = [i for i, s in enumerate(found.steps) if ":" not in s.info.type]
     for at, place in enumerate(own):
         assert contents(found, place) == contents(without_probes, at)
+
+
+def test_a_change_that_lets_no_gradient_through_leaves_a_norm_of_zero() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    x = torch.randn(4, 3)
+    first = model[0](x).detach().requires_grad_()
+    model[2](model[1](first))[:, 1].mean().backward()
+    assert first.grad is not None
+    measure = {"gradient": "0", "of": 1}
+    stopped = {"select": "1", "do": "zero", "measure": measure}
+    record = comgra.look(model, x, interventions={"stopped": stopped})
+    found = record.effects("stopped").loc[0, [0, 1, 2, 3]].to_numpy(float)
+    np.testing.assert_allclose(found, -first.grad.norm(dim=1).numpy(), rtol=1e-5)

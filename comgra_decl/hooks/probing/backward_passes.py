@@ -216,6 +216,7 @@ class BackwardPasses:
         self.gauge = None if objective is None else Gauge(objective, samples, study.output)
         self._clean: Mapping[Call, torch.Tensor] | None = None
         self._unchanged: Passed | None = None
+        self._norms: torch.Tensor | None = None  # those of the unchanged pass
 
     def unchanged(self, measure: GradientMeasure | None, watch: Watch | None = None) -> Passed:
         """Make a pass without changes.
@@ -244,7 +245,7 @@ class BackwardPasses:
             ProbeError: a change is not possible, or no gradient arrives.
         """
         if self._clean is None:
-            self.unchanged(None)
+            self.unchanged(measure)
         return self._passed(edits, measure, watch, remember=False)
 
     def _passed(
@@ -293,6 +294,8 @@ class BackwardPasses:
             else:
                 self._change(of_parameters, gradients)
             measured = None if measure is None else self._norm(measure, grading, gradients)
+            if remember and measured is not None:
+                self._norms = measured
         return Passed(returned, gradients, measured)
 
     def _of(self, output: Any) -> torch.Tensor:
@@ -351,11 +354,9 @@ class BackwardPasses:
         grading: Grading,
         gradients: Mapping[int, torch.Tensor | None],
     ) -> torch.Tensor:
-        """Return the norm of the measured gradient; NaN if none arrived."""
+        """Return the norm of the measured gradient; 0 if only a change keeps it from arriving."""
         if not measure.of_parameters:
-            if grading.squares is None:
-                raise ProbeError(f"no gradient reaches {_named(measure)}")
-            return grading.squares.sqrt()
+            return self._none(measure) if grading.squares is None else grading.squares.sqrt()
         held = self._study.modules.by_path[measure.gradient]._parameters
         found = [
             gradients.get(id(parameter))
@@ -363,9 +364,12 @@ class BackwardPasses:
             if measure.role in (EVERY_PARAMETER, name)
         ]
         known = [widened(g).square().sum() for g in found if g is not None]
-        if not known:
+        return torch.stack(known).sum().sqrt()[None] if known else self._none(measure)
+
+    def _none(self, measure: GradientMeasure) -> torch.Tensor:
+        if self._norms is None:
             raise ProbeError(f"no gradient reaches {_named(measure)}")
-        return torch.stack(known).sum().sqrt()[None]
+        return torch.zeros_like(self._norms)
 
 
 def _named(measure: GradientMeasure) -> str:

@@ -147,7 +147,8 @@ class Tally:
             self.elements += int(where.sum()) * covered
         self._changed.append(differs.sum())
         if old.numel():
-            gap = (new.detach().double() - old.detach().double()).abs()
+            precise = torch.complex128 if new.is_complex() or old.is_complex() else torch.float64
+            gap = (new.detach().to(precise) - old.detach().to(precise)).abs()
             self._largest.append(torch.where(differs, gap, 0.0).max())
 
     def clear(self) -> None:

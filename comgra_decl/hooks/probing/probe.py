@@ -343,7 +343,7 @@ class Probe:
     def _refuse(self, reason: str) -> None:
         self._over = True
         self._first = None
-        self._warn(f"{reason}. The run has no records from this probe")
+        self._warn(f"{reason.removesuffix('.')}. The run has no records from this probe")
 
     def _report_absence(self) -> None:
         if not (self._began or self._over):
