@@ -284,19 +284,26 @@ class PicturesPane(Pane):
     def _compare(self, table: EffectTable) -> None:
         """Show the record of an intervention beside that of the probe, also on the graph.
 
-        If the selected node is in neither, the one that differs most is selected.
+        If no value differs, the gradients are compared. If the selected node is in neither record,
+        the one that differs most is selected.
         """
         shown = self._shown
         assert shown is not None
         type_, probe = INTERVENTION_PREFIX + table.name, PROBE_PREFIX + table.probe
         other = Other("", shown.view, table.step, type=probe)
         at = replace(shown.at, type=type_, step=table.step)
-        ranked = ranking_of(shown.view, other, at, "forward", most=sys.maxsize).rows
+        for pass_ in ("forward", *shown.view.gradient_passes()):
+            ranked = ranking_of(shown.view, other, at, pass_, most=sys.maxsize).rows
+            if ranked and (ranked[0].broken or ranked[0].pair.relative):
+                break
+        else:
+            pass_ = "forward"
+            ranked = ranking_of(shown.view, other, at, pass_, most=sys.maxsize).rows
         nodes = [row.slot.node for row in ranked]
         node = {} if at.node in nodes or not nodes else {"node": nodes[0]}
         self.act(
             type=type_, step=table.step, follow=False, other="", other_type=probe,
-            other_step=None, section="compare", colour=DIFFERENCE, pass_="forward", **node,
+            other_step=None, section="compare", colour=DIFFERENCE, pass_=pass_, **node,
         )  # fmt: skip
 
 

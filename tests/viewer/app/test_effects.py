@@ -243,6 +243,23 @@ def test_compare_shows_a_changed_gradient_beside_the_unchanged_one(tmp_path: Pat
     assert pair.here != pair.there
 
 
+def test_a_cell_of_a_changed_gradient_compares_the_gradients(tmp_path: Path) -> None:
+    cut = {"of": "eyes", "select": "blocks.1.mlp", "do": "zero", "pass": "grad"}
+    cut["measure"] = {"gradient": "embed"}
+    view = RunView(traced({**SPEC, "interventions": {"cut": cut}}, tmp_path, steps=1))
+    catalogue = Catalogue(view.run.path.parent)
+    catalogue.refresh()
+    query = f"?section=pictures&step=0&node=input&run={view.run.path.name}"
+    dashboard = Dashboard(catalogue, query=query)
+    pane = PicturesPane(dashboard.change)
+    pane.refresh(shown(view, step=0, node="input"))
+    pane._on_message({"send": cell_token("cut", 0, 0)})
+    state = dashboard.state
+    assert (state.section, state.pass_, state.type) == ("compare", "grad", "intervention:cut")
+    painted: Any = dashboard.screen.graph.view.heat
+    assert painted[state.node]["text"] != "0%", "the tensor that differs most is selected"
+
+
 def test_the_gradient_of_a_parameter_is_one_number_for_all_samples(tmp_path: Path) -> None:
     cut = {**OUT, "do": "zero", "pass": "grad", "sweep": ["node", "head"]}
     cut["measure"] = {"gradient": "embed", "role": "weight"}
