@@ -446,7 +446,7 @@ def test_changes_of_a_single_call_have_the_gradients_of_plain_hooks() -> None:
         ({"select": "embed", "part": {}, "do": "zero"}, "did you mean 'parts'"),
         (
             {"select": "embed", "parts": {"position": [99]}, "do": "zero"},
-            r"no selected module \(embed\) has a call with 'output' and the parts position",
+            r"no selected module \(embed\) has a call with 'output' and position 99",
         ),
         ({"select": "embed", "iteration": 9, "do": "zero"}, "has 10 calls with 'output'"),
         ({"select": "embed", "parts": {"position": [-1]}, "do": "zero"}, "count from its start"),

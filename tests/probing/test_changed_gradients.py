@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,6 +28,13 @@ every = slice(None)
 
 Change = Callable[[Tensor, Tensor], Tensor]
 Grads = dict[str, list[np.ndarray[Any, Any]]]
+
+
+class Labelled(nn.Sequential):
+    """Takes labels, which only the loss of a probe uses."""
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> Tensor:
+        return cast(Tensor, super().forward(tokens))  # type: ignore[no-untyped-call]
 
 
 def zero(g: Tensor, _: Tensor) -> Tensor:
@@ -452,3 +459,16 @@ def test_a_change_that_lets_no_gradient_through_leaves_a_norm_of_zero() -> None:
     record = comgra.look(model, x, interventions={"stopped": stopped})
     found = record.effects("stopped").loc[0, [0, 1, 2, 3]].to_numpy(float)
     np.testing.assert_allclose(found, -first.grad.norm(dim=1).numpy(), rtol=1e-5)
+
+
+def test_a_sample_without_a_label_has_no_effect_on_a_gradient() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 9))
+    tokens = torch.randint(9, (3, 5))
+    labels = tokens.clone()
+    labels[1] = -100
+    cut = {"select": "1", "do": {"scale": 0.5}, "measure": {"gradient": "0"}}
+    record = comgra.look(Labelled(*model), tokens, labels=labels, interventions={"cut": cut})
+    found = record.effects("cut").loc[0]
+    assert np.isnan(found[1])
+    assert found["mean"] == pytest.approx((found[0] + found[2]) / 2)

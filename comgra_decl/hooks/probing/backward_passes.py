@@ -217,6 +217,7 @@ class BackwardPasses:
         self._clean: Mapping[Call, torch.Tensor] | None = None
         self._unchanged: Passed | None = None
         self._norms: torch.Tensor | None = None  # those of the unchanged pass
+        self._missing: torch.Tensor | None = None  # samples without a measure in the last pass
 
     def unchanged(self, measure: GradientMeasure | None, watch: Watch | None = None) -> Passed:
         """Make a pass without changes.
@@ -306,6 +307,7 @@ class BackwardPasses:
                 raise ProbeError("the model returns no floating-point tensor")
             return torch.stack([*floating]).sum()
         measures = self.gauge(output)[0]
+        self._missing = torch.isnan(measures.detach())
         classes = self._study.subject.samples.classes
         if classes is not None:  # samples without a class have no loss
             missing = torch.isnan(measures.detach()) & (classes < 0).to(measures.device)
@@ -354,9 +356,15 @@ class BackwardPasses:
         grading: Grading,
         gradients: Mapping[int, torch.Tensor | None],
     ) -> torch.Tensor:
-        """Return the norm of the measured gradient; 0 if only a change keeps it from arriving."""
+        """Return the norm of the measured gradient; 0 if only a change keeps it from arriving.
+
+        Samples without a measure have no norm (NaN).
+        """
         if not measure.of_parameters:
-            return self._none(measure) if grading.squares is None else grading.squares.sqrt()
+            norms = self._none(measure) if grading.squares is None else grading.squares.sqrt()
+            if self._missing is None:
+                return norms
+            return norms.masked_fill(self._missing.to(norms.device), torch.nan)
         held = self._study.modules.by_path[measure.gradient]._parameters
         found = [
             gradients.get(id(parameter))

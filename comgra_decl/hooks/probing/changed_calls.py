@@ -29,6 +29,7 @@ from comgra_decl.spec.interventions import (
     ATTENTION,
     ChangeSpec,
     InterventionSpec,
+    PartSpec,
     RecordedSpec,
 )
 
@@ -209,11 +210,16 @@ class ChangedCalls:
         more = ", ..." if len(edit.paths) > _SHOWN else ""
         role, spec = edit.spec.role, edit.spec
         asked = f"{spec.iteration + 1} calls" if spec.iteration is not None else "a call"
-        parts = f" and the parts {', '.join(spec.parts)}" if spec.parts else ""
+        parts = f" and {' and '.join(map(_part, spec.parts.items()))}" if spec.parts else ""
         return (
             f"{self._names[number]}: no selected module ({where}{more}) has {asked} with {role!r}"
             f"{parts}"
         )
+
+
+def _part(named: tuple[str, PartSpec]) -> str:
+    name, part = named
+    return name if part.only is None else f"{name} {', '.join(map(str, part.only))}"
 
 
 def _before(

@@ -244,7 +244,7 @@ def test_compare_shows_a_changed_gradient_beside_the_unchanged_one(tmp_path: Pat
 
 
 def test_a_cell_of_a_changed_gradient_compares_the_gradients(tmp_path: Path) -> None:
-    cut = {"of": "eyes", "select": "blocks.1.mlp", "do": "zero", "pass": "grad"}
+    cut: dict[str, Any] = {"of": "eyes", "select": "blocks.1.mlp", "do": "zero", "pass": "grad"}
     cut["measure"] = {"gradient": "embed"}
     view = RunView(traced({**SPEC, "interventions": {"cut": cut}}, tmp_path, steps=1))
     catalogue = Catalogue(view.run.path.parent)
