@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Preview, Run, arrays
 from comgra_decl.query import Slot as Handle
-from comgra_decl.records import EFFECT_PREFIX, NO_SERIES, PICTURE_PREFIX, SlotInfo, Structure
+from comgra_decl.records import (
+    EFFECT_PREFIX,
+    INTERVENTION_PREFIX,
+    NO_SERIES,
+    PICTURE_PREFIX,
+    PROBE_PREFIX,
+    SlotInfo,
+    Structure,
+)
 from comgra_decl.viewer.model.cache import Cache
 
 if TYPE_CHECKING:
@@ -364,15 +372,27 @@ class RunView:
         return self.ever(key, lambda: self._handle(slot).preview(step, type=type_ or None))
 
     def structure(self, step: int, type_: str) -> Structure | None:
-        """Return the dependency graph valid at a step; most steps share one."""
-        digest = self.structure_hash(step, type_)
+        """Return the dependency graph valid at a step; most steps share one.
+
+        Passes of a probe record no graph: they follow that of the nearest step of training.
+        """
+        step, type_ = self._graphed(step, type_)
+        digest = self.run.structure_hash(step, type=type_ or None)
         return self.ever(
             ("structure", digest), lambda: self.run.structure(step, type=type_ or None)
         )
 
     def structure_hash(self, step: int, type_: str) -> str | None:
         """Return the hash of the graph valid at a step (`Run.structure_hash`)."""
+        step, type_ = self._graphed(step, type_)
         return self.run.structure_hash(step, type=type_ or None)
+
+    def _graphed(self, step: int, type_: str) -> tuple[int, str]:
+        """Return the step and the type of execution whose graph is that of a record."""
+        if not type_.startswith((PROBE_PREFIX, INTERVENTION_PREFIX)):
+            return step, type_
+        steps = self.steps("")
+        return (int(steps[np.abs(steps - step).argmin()]), "") if len(steps) else (step, type_)
 
     def _handle(self, slot: Slot) -> Handle:
         return self.run.slot(slot.node, role=slot.role, of=slot.pass_, iteration=slot.iteration)

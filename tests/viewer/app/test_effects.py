@@ -198,6 +198,11 @@ def test_a_cell_of_a_recorded_intervention_compares_it_with_the_unchanged_sample
             assert side == pytest.approx(spread, rel=2e-3)
     painted: Any = dashboard.screen.graph.view.heat
     assert painted["embed"]["text"] == "0%"
+    trained = view.structure(2, "")
+    assert trained is not None
+    assert trained.edges
+    for type_ in ("intervention:no_mlp", "probe:eyes"):  # drawn with the edges of training
+        assert view.structure(2, type_) == trained
     assert painted["head"]["text"] != "0%"
     assert album(view, replace(shown(view).at, type="intervention:no_mlp")).probe == "eyes"
 
