@@ -55,6 +55,27 @@ class Grouped(Eager):
         return self.out(found.transpose(1, 2).flatten(-2))
 
 
+class Torchs(Eager):
+    """The function of torch that `nn.MultiheadAttention` calls."""
+
+    needed = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        x = x.transpose(0, 1)
+        found, _ = F.multi_head_attention_forward(
+            x, x, x, WIDTH, HEADS, self.qkv.weight, self.qkv.bias, None, None, False, 0.0,
+            self.out.weight, self.out.bias, need_weights=self.needed, attn_mask=later,
+        )  # fmt: skip
+        return found.transpose(0, 1)
+
+
+class Unreturned(Torchs):
+    """The same without weights, which then uses fused attention."""
+
+    needed = False
+
+
 class Repeated(Eager):
     """The same as `Grouped`, written out."""
 
@@ -139,8 +160,14 @@ FIRST = {"select": "blocks.0.attn"}
 
 @pytest.mark.parametrize(
     ("kind", "exact"),
-    [(Eager, True), (lambda: Eager(by_head=False), True), (None, False)],
-    ids=["softmax", "flat softmax", "fused"],
+    [
+        (Eager, True),
+        (lambda: Eager(by_head=False), True),
+        (None, False),
+        (Torchs, False),
+        (Unreturned, False),
+    ],
+    ids=["softmax", "flat softmax", "fused", "of torch", "of torch, fused"],
 )
 def test_a_changed_pattern_is_that_of_attention_written_out(
     kind: Callable[[], nn.Module] | None, exact: bool, tmp_path: Path
@@ -154,7 +181,7 @@ def test_a_changed_pattern_is_that_of_attention_written_out(
             np.testing.assert_allclose(changed(run, name), wanted, atol=1e-6)
     base = run.slot("head").value(0, type="probe:eyes")
     np.testing.assert_array_equal(changed(run, "nothing"), base)  # to the last bit
-    (warning,) = run.report["warnings"]
+    (warning,) = (each for each in run.report["warnings"] if "not called" not in each)
     assert warning == "intervention 'nothing' did nothing: every element kept its value"
     facts = run.intervention_facts("head")["changes"][0]
     assert (facts["tensors"], facts["elements"]) == (1, COUNT * LENGTH * LENGTH)
@@ -229,7 +256,6 @@ class Torch(nn.Module):
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        ({"select": "attn", "do": "zero"}, "nn.MultiheadAttention does so out of reach"),
         ({"select": "head", "do": "zero"}, "no selected module (head) computes an attention"),
         ({"select": "attn", "do": "zero", "parts": {"feature": [1]}}, "only head, query, key"),
         ({"select": "attn", "do": "zero", "into": "head"}, "not at an attention pattern"),
@@ -241,3 +267,34 @@ def test_what_has_no_pattern_is_refused(wrong: dict[str, Any], why: str, tmp_pat
     with pytest.raises((SystemExit, ValueError)) as raised:
         traced(tmp_path, Torch(), {"wrong": wrong})
     assert why in str(raised.value)
+
+
+class Crossing(nn.Module):
+    """torch's own attention between two sequences; the model returns its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(TOKENS, WIDTH), nn.Linear(WIDTH, TOKENS)
+        self.attn = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embed(tokens)
+        mixed, weights = self.attn(x[:, :2], x, x, average_attn_weights=False)
+        return self.head(mixed), weights
+
+
+def test_a_changed_pattern_of_torchs_attention_is_what_it_returns() -> None:
+    torch.manual_seed(0)
+    model, tokens = Crossing(), torch.randint(TOKENS, (COUNT, LENGTH))
+    cut = {"select": "attn", "role": "attention", "do": "zero", "parts": {"head": [1], "key": [0]}}
+    plain = model(tokens)[1].detach().numpy()
+    record = comgra_decl.look(model, tokens, changes=cut)
+    changed = record.slot("attn", role="output[1]").value(0)
+    wanted = plain.copy()
+    wanted[:, 1, :, 0] = 0
+    np.testing.assert_allclose(changed, wanted, atol=1e-7)
+    softmax, fused = F.softmax, F.scaled_dot_product_attention
+    assert (softmax.__module__, fused.__name__) == (
+        "torch.nn.functional", "scaled_dot_product_attention"
+    )  # fmt: skip
+    np.testing.assert_array_equal(model(tokens)[1].detach().numpy(), plain)

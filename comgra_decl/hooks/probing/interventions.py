@@ -379,8 +379,7 @@ def _never(where: str, change: PlaceSpec, paths: Sequence[str], study: Study) ->
     if change.role == ATTENTION:
         return (
             f"{where}.role: no selected module ({shown}{more}) computes an attention pattern by "
-            "softmax over [samples, heads, queries, keys] or by scaled_dot_product_attention; "
-            "nn.MultiheadAttention does so out of reach"
+            "softmax over [samples, heads, queries, keys] or by scaled_dot_product_attention"
         )
     roles = sorted({role for path in called for role in study.seen[path]})
     if change.iteration is not None and change.role in {*roles, "output", "input"}:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch.nn import functional
 
 from comgra_decl.errors import ProbeError
 from comgra_decl.hooks.functions.attention import FusedCall, weights_of
 from comgra_decl.hooks.modes import CallWatch
+from comgra_decl.hooks.other_threads import this_thread
+from comgra_decl.hooks.patches import Patch
 
 
 class Attending(Protocol):
@@ -53,7 +58,8 @@ class Patterns(AttentionCalls):
     queries, keys], or [samples * heads, positions, positions], and from
     `scaled_dot_product_attention`, which does not return its weights: they are recomputed, and a
     change of theirs is added to the output, times the values. With gradients, the output is the
-    product of the weights and the values, so that it depends on them.
+    product of the weights and the values, so that it depends on them. `nn.MultiheadAttention` calls
+    both inside a function of torch, which hides its calls from modes.
 
     Args:
         attending: receives the weights.
@@ -67,6 +73,44 @@ class Patterns(AttentionCalls):
         super().__init__()
         self._attending = attending
         self.samples = samples
+        self._inside = False  # a function of torch that computes attention
+
+    def handle(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Call the function, and pass on what computes attention weights, also inside it."""
+        if getattr(func, "__name__", "") != "multi_head_attention_forward":
+            return super().handle(func, args, kwargs)
+        with self._opened():
+            return func(*args, **kwargs)
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        """See the functions that another function of torch calls in this thread."""
+        thread = this_thread.number
+
+        def around(
+            read: Callable[..., Any], original: Callable[..., Any], *args: Any, **kwargs: Any
+        ) -> Any:
+            result = original(*args, **kwargs)
+            return read(result, args, kwargs) if this_thread.number == thread else result
+
+        def fused(result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            return self.of_fused(result, FusedCall(*args, **kwargs))
+
+        with ExitStack() as stack:
+            for name, read in (
+                ("softmax", self.of_softmax),
+                ("scaled_dot_product_attention", fused),
+            ):
+                patch = Patch(functional, name, partial(around, read))
+                patch.apply()
+                stack.callback(patch.restore)
+            self._inside = True
+            try:
+                yield
+            finally:
+                self._inside = False
 
     def of_softmax(
         self, result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -74,7 +118,7 @@ class Patterns(AttentionCalls):
         """Return the weights, or what replaces them."""
         dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
         rank = result.dim()
-        square = rank == 3 and result.shape[-1] == result.shape[-2]
+        square = rank == 3 and (self._inside or result.shape[-1] == result.shape[-2])
         if dim not in (-1, rank - 1) or not (rank == 4 or square):
             return result
         if len(result) != self.samples and (rank == 4 or len(result) % self.samples):
