@@ -738,8 +738,8 @@ def _problem(found: Any) -> str:
     where, key = ".".join(map(str, found["loc"])), (found["loc"] or ("",))[-1]
     if found["type"] != "extra_forbidden":
         return f"{where}: {found['msg']}"
-    near = did_you_mean(key, ChangeSpec.model_fields)
-    return f"{where}: unknown key; valid keys: {', '.join(ChangeSpec.model_fields)}{near}"
+    known = [field.alias or name for name, field in ChangeSpec.model_fields.items()]
+    return f"{where}: unknown key; valid keys: {', '.join(known)}{did_you_mean(key, known)}"
 
 
 def needs_labels(do: Change) -> bool:

@@ -287,7 +287,7 @@ def test_mistakes_in_changes_and_paths_are_named(tmp_path: Path) -> None:
     model, x = nn.Linear(4, 3), torch.randn(2, 4)
     with pytest.raises(EditError, match="changes: there is none"):
         comgra.edit(model, x, [])
-    with pytest.raises(EditError, match=r"0.selct: Extra inputs .*did you mean 'select'"):
+    with pytest.raises(EditError, match=r"0.selct: unknown key; .*pass; did you mean 'select'"):
         comgra.edit(model, x, {"selct": "**", "do": "zero"})
     edited = comgra.edit(model, x, {"select": "**", "do": "zero"})
     with pytest.raises(EditError, match="missing is not a folder"):
