@@ -502,7 +502,7 @@ def _probed(probes: dict[str, Any]) -> str:
         times = (f"{1000 * row[key]:.3g} ms" for key in ("expected", "taken"))
         tables.append(
             f"| `{row['method']}` | {row['forward']} | {row['backward']} | "
-            f"{row.get('second', 0)} | {' | '.join(times)} | {row['ratio']:.2f} |"
+            f"{row['second']} | {' | '.join(times)} | {row['ratio']:.2f} |"
         )
     if "budget" in probes:
         tables += [

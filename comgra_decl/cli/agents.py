@@ -97,17 +97,14 @@ class Agent:
 
     def open_run(self, run: str = "") -> str:
         """Describe a run: state, steps, types, statistics, metrics, nodes, pictures."""
-        from comgra_decl.query import list_runs
-
-        found = self._run(run)
-        names = self._names(list_runs(self._root))
+        label, found = self._found(run)
         last = found.kpis(automatic=True).drop_duplicates(["name", "type"], keep="last")
         slots = found.slots
         classes = slots.groupby("node", sort=False)["module_class"].first()
         nodes = [f"{name} ({kind})" if kind else str(name) for name, kind in classes.items()]
         return _told(
             {
-                "run": names.get(str(found.path), f"{found.group}/{found.name}"),
+                "run": label,
                 "state": found.state,
                 "error": found.error,
                 "records": len(found.records),
@@ -266,17 +263,24 @@ class Agent:
         }
 
     def _run(self, name: str) -> Run:
+        from comgra_decl.query import open_run
+
+        return self._found(name)[1] if name else open_run(self._root)
+
+    def _found(self, name: str) -> tuple[str, Run]:
+        """Return a run with its name."""
         from comgra_decl.query import list_runs, open_run
 
-        if not name:
-            return open_run(self._root)
         runs = list_runs(self._root)
         names = self._names(runs)
+        if not name:
+            newest = open_run(self._root)
+            return names.get(str(newest.path), f"{newest.group}/{newest.name}"), newest
         known = [names[str(each.path)] for each in runs]
         meant = [each for each in runs if names[str(each.path)] == name]
         meant = meant or [each for each in runs if each.name == name]
         if meant:
-            return open_run(meant[-1].path)
+            return names[str(meant[-1].path)], open_run(meant[-1].path)
         same = [label for label in known if label.endswith(f"/{name}")]
         if same:
             raise UnknownNameError(f"{shown(name)} is several runs: {', '.join(same[:_FEW])}.")

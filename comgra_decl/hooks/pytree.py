@@ -41,6 +41,14 @@ def tensors_of(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
+def equal(one: Any, other: Any) -> bool:
+    """Return whether two nested values contain the same tensors, to the last bit."""
+    first, second = tensors_in(one), tensors_in(other)
+    if [path for path, _ in first] != [path for path, _ in second]:
+        return False
+    return all(torch.equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True))
+
+
 def gradient_function(tensor: torch.Tensor) -> Any:
     """Return the `grad_fn` of a tensor; None if it has none or reading it raises.
 

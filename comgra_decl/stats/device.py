@@ -52,9 +52,9 @@ from comgra_decl.stats.statistics import FORMULAS
 from comgra_decl.stats.sums import MOST_BLOCK, exact, lean
 from comgra_decl.stats.support import (
     CannotReduceError,
-    address_of,
     as_numpy,
     is_one_block,
+    memory_address,
     parts_of,
     real,
     work_dtype,
@@ -253,7 +253,7 @@ class DeviceStep:
         ):
             return None  # adding a tensor would cause all of them to be read now
         usual = tensor.is_contiguous() and not (tensor.is_neg() or tensor.is_inference())
-        if not (usual and address_of(tensor) and self._stays()):
+        if not (usual and memory_address(tensor) and self._stays()):
             return None
         held = Held(node, tensor, tensor)
         step.held.append(held)

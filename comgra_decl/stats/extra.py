@@ -16,7 +16,7 @@ from comgra_decl.stats.measures import Measure
 from comgra_decl.stats.quiet import copied_to_host, quiet
 from comgra_decl.stats.spectral import Finish
 from comgra_decl.stats.statistics import FORMULAS
-from comgra_decl.stats.support import address_of, plain, with_memory
+from comgra_decl.stats.support import plain, with_memory
 
 
 @dataclass(slots=True)
@@ -57,8 +57,7 @@ class Extras:
             return True
         self._done.add((index, measure))
         with quiet():
-            x = plain(tensor)
-            x = (x if address_of(x) or not x.numel() else with_memory(x)).detach()
+            x = with_memory(plain(tensor)).detach()
             x = x.unsqueeze(0) if batch_dim is None else x.movedim(batch_dim, 0)
             if x.device.type not in ("cpu", *ASYNCHRONOUS):
                 x = x.cpu()

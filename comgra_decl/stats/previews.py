@@ -13,7 +13,7 @@ from torch.nn import functional
 from comgra_decl.records import POOLED, PREVIEW_BYTES, SAMPLE, Axis, StoredPreview
 from comgra_decl.stats.device import ASYNCHRONOUS
 from comgra_decl.stats.quiet import copied_to_host, quiet
-from comgra_decl.stats.support import address_of, as_numpy, plain, real, with_memory
+from comgra_decl.stats.support import as_numpy, plain, real, with_memory
 
 _STAGES = ((SAMPLE, 1), ("entries", 16), ("space", 10), ("entries", 4), ("space", 1),
            ("entries", 1))  # fmt: skip
@@ -117,8 +117,7 @@ class Previews:
         if index in self._taken:  # the same tensor under another name
             return
         with quiet():
-            x = plain(tensor)
-            x = (x if address_of(x) or not x.numel() else with_memory(x)).detach()
+            x = with_memory(plain(tensor)).detach()
             if not x.numel():
                 return
             if not x.dim():

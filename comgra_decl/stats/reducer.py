@@ -28,9 +28,9 @@ from comgra_decl.stats.sums import LargeSums, Rows, compiled_at
 from comgra_decl.stats.support import (
     PLAIN,
     CannotReduceError,
-    address_of,
     as_rows,
     check,
+    memory_address,
     plain,
     real,
     to_numpy,
@@ -258,8 +258,7 @@ class Reducer:
             except RuntimeError as error:
                 raise CannotReduceError("cannot reduce a nested tensor: no single shape") from error
             node = self._node.children.get(key) or self._grow(key, tensor)
-            if not address_of(tensor):
-                tensor = with_memory(tensor)
+            tensor = with_memory(tensor)
             if node.size is not None and _is_counted(tensor):
                 index = self._repeats.known(tensor, key)
                 if index is not None:
@@ -315,7 +314,7 @@ class Reducer:
                         return self._put_off(node, tensor, key)
                 if not tensor.is_contiguous() or tensor.is_neg():
                     return None
-                source = address_of(tensor)
+                source = memory_address(tensor)
                 if not source or node.version != node.group.version:  # type: ignore[union-attr]
                     return None
                 copy_memory(node.addresses[self._ring.slot], source, node.copied)

@@ -120,7 +120,7 @@ def is_allocated(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or tensor.untyped_storage().size() > 0
 
 
-def address_of(tensor: Tensor) -> int:
+def memory_address(tensor: Tensor) -> int:
     """Return the address of the first element of a strided tensor; 0 if it has no memory.
 
     `data_ptr` of a view into freed storage is its offset in bytes, and reading there would crash
@@ -157,16 +157,16 @@ def check(tensor: Tensor, batch_dim: int | None) -> None:
 
 
 def with_memory(tensor: Tensor) -> Tensor:
-    """Return a tensor with allocated memory for one that has no address.
+    """Return a tensor whose memory can be read: the same one, unless it has none.
 
     Raises:
         CannotReduceError: its storage was freed; reading it would crash the program.
     """
+    if memory_address(tensor) or not tensor.numel():
+        return tensor
     if tensor._is_zerotensor():  # autograd's zeros that were never written
         return tensor.clone()
-    if tensor.numel():
-        raise CannotReduceError("cannot reduce a tensor whose storage was freed")
-    return tensor
+    raise CannotReduceError("cannot reduce a tensor whose storage was freed")
 
 
 def real(tensor: Tensor) -> Tensor:

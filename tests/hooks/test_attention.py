@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import comgra_decl as comgra
-from comgra_decl.hooks.functions.attention import ROLE, FusedCall, recomputed_weights
+from comgra_decl.hooks.functions.attention import FusedCall, recomputed_weights
+from comgra_decl.spec.axes import RECOMPUTED as ROLE
 from tests.support.recording import recording
 from tests.support.traced import roles, traced, train
 

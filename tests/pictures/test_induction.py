@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -163,3 +164,31 @@ def test_attention_of_torch_that_returns_its_weights(tmp_path: Path) -> None:
     expected, queries = induction(weights[:2], tokens[:2].numpy())  # samples: {count: 2}
     np.testing.assert_allclose(found["score"], expected, rtol=1e-6)
     assert found["queries"].tolist() == [queries] * 2
+
+
+class Flat(nn.Module):
+    """Attention of the program's own, whose weights are those of all samples and heads in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.out = nn.Embedding(TOKENS, 8), nn.Linear(8, TOKENS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        heads = self.embed(tokens).unflatten(2, (2, 4)).transpose(1, 2).flatten(0, 1)
+        mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
+        weights = torch.softmax(heads @ heads.transpose(1, 2) + mask, -1)
+        self.weights = weights.detach().unflatten(0, (-1, 2)).numpy()
+        mixed = (weights @ heads).unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
+        return cast(torch.Tensor, self.out(mixed))
+
+
+def test_weights_of_all_samples_and_heads_in_one(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, tokens = Flat(), torch.randint(TOKENS, (4, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace("attention", root=tmp_path) as session:
+        model(tokens).square().mean().backward()
+        optimizer.step()
+    found = comgra.open_run(session.path or "").induction()
+    expected, _ = induction(model.weights[:2], tokens[:2].numpy())  # samples: {count: 2}
+    np.testing.assert_allclose(found["score"], expected, rtol=1e-6)

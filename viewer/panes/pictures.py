@@ -17,7 +17,7 @@ from comgra_decl.viewer.model.brushing import Brush
 from comgra_decl.viewer.model.cache import Cache
 from comgra_decl.viewer.model.circuits import STRONGEST, Drawing, circuit_drawing
 from comgra_decl.viewer.model.clouds import Clouds, laid_out, layouts_here
-from comgra_decl.viewer.model.compare import DIFFERENCE, ranking_of
+from comgra_decl.viewer.model.compare import DIFFERENCE, Ranked, ranking_of
 from comgra_decl.viewer.model.comparison_target import Other
 from comgra_decl.viewer.model.effects import EffectTable, PlaceEffects, place_effects
 from comgra_decl.viewer.model.numbers import MISSING, count, number
@@ -292,19 +292,20 @@ class PicturesPane(Pane):
         type_, probe = INTERVENTION_PREFIX + table.name, PROBE_PREFIX + table.probe
         other = Other("", shown.view, table.step, type=probe)
         at = replace(shown.at, type=type_, step=table.step)
-        for pass_ in ("forward", *shown.view.gradient_passes()):
-            ranked = ranking_of(shown.view, other, at, pass_, most=sys.maxsize).rows
-            if ranked and (ranked[0].broken or ranked[0].pair.relative):
-                break
-        else:
-            pass_ = "forward"
-            ranked = ranking_of(shown.view, other, at, pass_, most=sys.maxsize).rows
-        nodes = [row.slot.node for row in ranked]
+        passes = ("forward", *shown.view.gradient_passes())
+        rankings = {p: ranking_of(shown.view, other, at, p, most=sys.maxsize).rows for p in passes}
+        differ = (p for p, rows in rankings.items() if rows and _differs(rows[0]))
+        pass_ = next(differ, "forward")
+        nodes = [row.slot.node for row in rankings[pass_]]
         node = {} if at.node in nodes or not nodes else {"node": nodes[0]}
         self.act(
             type=type_, step=table.step, follow=False, other="", other_type=probe,
             other_step=None, section="compare", colour=DIFFERENCE, pass_=pass_, **node,
         )  # fmt: skip
+
+
+def _differs(row: Ranked) -> bool:
+    return row.broken or bool(row.pair.relative)
 
 
 def _nodes(found: Album, circuits: Sequence[Drawing]) -> list[str]:

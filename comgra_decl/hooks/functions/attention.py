@@ -7,11 +7,8 @@ from typing import NamedTuple
 
 import torch
 
-from comgra_decl.spec.axes import RECOMPUTED
 from comgra_decl.stats.quiet import quiet
 from comgra_decl.torch_private import is_functorch_wrapped
-
-ROLE = RECOMPUTED
 
 AXES = ("head", "query", "key")
 """The names of the value dims of attention weights."""

@@ -31,6 +31,7 @@ from comgra_decl.hooks.modes import is_active
 from comgra_decl.hooks.pytree import tensors_in
 from comgra_decl.hooks.tensors.fast_paths import may_run_natively
 from comgra_decl.hooks.tensors.recorder import Reshape, TensorRecorder, Wanted
+from comgra_decl.spec.axes import RECOMPUTED
 from comgra_decl.spec.calls import CallRule, call_rules
 from comgra_decl.torch_private import without_functions
 
@@ -299,10 +300,10 @@ class FunctionTracer:
 
     def _recompute(self, series: Series, call: _Call) -> None:
         """Recompute the weights of fused attention if there are few enough of them to store."""
-        iteration = call.capture.iteration((series, attention.ROLE), series.node)
+        iteration = call.capture.iteration((series, RECOMPUTED), series.node)
         if iteration is None:
             return
-        slot = series.slot(attention.ROLE, iteration)
+        slot = series.slot(RECOMPUTED, iteration)
         slot = call.capture.in_pass(slot)
         fused = attention.FusedCall(*call.args, **call.kwargs)
         try:

@@ -15,7 +15,7 @@ from comgra_decl.hooks.probing.measuring import Gauge
 from comgra_decl.hooks.probing.passes import Call, Edit, Numbered, Study, tensors_of
 from comgra_decl.hooks.probing.places import EVERY_PARAMETER, picked, with_tensor
 from comgra_decl.hooks.probing.samples import widened
-from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.pytree import equal, tensors_in
 from comgra_decl.spec.interventions import ATTENTION, GradientMeasure, Objective
 
 GRAD = "grad"
@@ -41,12 +41,7 @@ class Passed:
 
     def equals(self, other: Passed) -> bool:
         """Return whether all outputs and gradients are the same to the last bit."""
-        pairs = zip(tensors_in(self.output), tensors_in(other.output), strict=True)
-        if not all(torch.equal(one, two) for (_, one), (_, two) in pairs):
-            return False
-        return self.gradients.keys() == other.gradients.keys() and all(
-            _equal(gradient, other.gradients[key]) for key, gradient in self.gradients.items()
-        )
+        return equal(self.output, other.output) and equal(self.gradients, other.gradients)
 
 
 class Grading(Numbered):
@@ -398,9 +393,3 @@ def _detached(output: Any) -> Any:
     for _, tensor in tensors_in(output):
         output = with_tensor(output, tensor, tensor.detach().clone())
     return output
-
-
-def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one, other)

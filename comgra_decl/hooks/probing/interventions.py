@@ -24,7 +24,7 @@ from comgra_decl.hooks.probing.paths import Paths, Route, receiver_groups
 from comgra_decl.hooks.probing.places import EVERY_PARAMETER, Modules, Target
 from comgra_decl.hooks.probing.samples import Samples
 from comgra_decl.hooks.probing.subject import Subject
-from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.pytree import equal
 from comgra_decl.spec.interventions import (
     ATTENTION,
     ChangeSpec,
@@ -453,7 +453,7 @@ def _whole(
     facts: dict[str, Any] = {}
     effects = None
     with torch.no_grad(), _changed(edits, route, study, watch) as output:
-        same = _equal(output, study.output)
+        same = equal(output, study.output)
         try:
             gauge = Gauge(spec.objective, study.subject.samples, study.output)
             clean, value = gauge(study.output)[0], gauge(output)[0]
@@ -592,8 +592,3 @@ def counted(tally: Tally) -> dict[str, Any]:
         "changed": tally.changed,
         "largest": tally.largest,
     }
-
-
-def _equal(one: Any, other: Any) -> bool:
-    pairs = zip(tensors_in(one), tensors_in(other), strict=True)
-    return all(torch.equal(a, b) for (_, a), (_, b) in pairs)

@@ -16,7 +16,7 @@ from comgra_decl.hooks.probing.interventions import counted, listed, nothing
 from comgra_decl.hooks.probing.passes import Call, Edit
 from comgra_decl.hooks.probing.places import Modules, with_copies
 from comgra_decl.hooks.probing.samples import call_named, widened
-from comgra_decl.hooks.pytree import tensors_in
+from comgra_decl.hooks.pytree import equal
 from comgra_decl.hooks.tensors.capture import StepCapture
 from comgra_decl.hooks.tensors.slots import Slot
 from comgra_decl.records import EFFECT_PREFIX, INTERVENTION, PROBE_MODE, RawStep, StepInfo
@@ -161,7 +161,7 @@ def effects_on(
             wanted: Sequence[Group] = []
             output = _changed(changes, None, call)
             changes.require()
-            columns, same = [measured(output)], _equal(output, whole.output)
+            columns, same = [measured(output)], equal(output, whole.output)
             baseline = clean
         else:
             wanted = changed_groups(spec, last, sought)
@@ -224,10 +224,3 @@ def _measured(measure: FunctionMeasure, output: Any, samples: int) -> torch.Tens
             f"{measure.target} must return one number per sample, [{samples}], not {shape}"
         )
     return widened(found) if found.is_floating_point() else found.double()
-
-
-def _equal(one: Any, other: Any) -> bool:
-    first, second = tensors_in(one), tensors_in(other)
-    if [path for path, _ in first] != [path for path, _ in second]:
-        return False
-    return all(torch.equal(a, b) for (_, a), (_, b) in zip(first, second, strict=True))
