@@ -288,7 +288,8 @@ def tokens_joined(
 ) -> hv.Overlay:
     """Return lines from queries (left) to keys (right), the more opaque the larger the weight.
 
-    The lines are `hv.Segments` with the dimensions `head` and `weight`.
+    The lines of each head are `hv.Segments` with the dimension `weight`. A head without any
+    positive weight has none.
 
     Args:
         weights: [heads, queries, keys], by the number of the head's colour.
@@ -303,6 +304,8 @@ def tokens_joined(
         values = found[head][rows, columns]
         known = values > 0
         rows, columns, values = rows[known], columns[known], values[known]
+        if not len(values):  # Matplotlib cannot draw an element without lines
+            continue
         opacity = values / values.max(initial=1.0) / np.sqrt(len(found))
         table = (np.zeros(len(rows)), rows, np.ones(len(rows)), columns, values, opacity)
         lines = hv.Segments(

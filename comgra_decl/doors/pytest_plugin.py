@@ -71,7 +71,7 @@ class Traced:
         return diagnose(self.run).findings
 
     def assert_healthy(
-        self, *, severity: str = "warning", ignore: str | Sequence[str] = ()
+        self, *, severity: str = "warning", ignore: str | Iterable[str] = ()
     ) -> None:
         """Fail if a rule has found a problem, or if the rules could not look for any.
 
@@ -92,7 +92,7 @@ class Traced:
             raise ValueError(f"severity must be one of {', '.join(SEVERITIES)}, got {severity!r}")
         own = self.run.spec.rules
         names = {*known(), *(() if isinstance(own, str) else own)}
-        ignore = [ignore] if isinstance(ignore, str) else ignore
+        ignore = [ignore] if isinstance(ignore, str) else [*ignore]
         for name in ignore:
             if name not in names:
                 raise UnknownNameError(

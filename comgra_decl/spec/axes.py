@@ -15,6 +15,9 @@ _SPACE = ("depth", "height", "width")
 RECOMPUTED = "attention (recomputed)"
 """The role of the weights of fused attention, whose call never stores them."""
 
+_FUSED = "scaled_dot_product_attention"
+"""The function that reads and returns vectors, of which a square may have as many as numbers."""
+
 _ATTENTION = re.compile(r"attention|attn", re.IGNORECASE)
 _WEIGHTS = re.compile(r"softmax|weights|prob|scores", re.IGNORECASE)
 _CHANNELS_FIRST = re.compile(
@@ -168,6 +171,8 @@ def _of_activation(
 ) -> tuple[str, ...]:
     """Name the dims of an output or input; `called` are its class, role and node."""
     number = len(shape)
+    if called[0] == _FUSED and RECOMPUTED not in called:  # [heads, positions, features] of a sample
+        return ("head", "position", "feature")[-number:] if 1 < number < 4 and batched else ()
     square = number > 1 and shape[-1] == shape[-2]
     weights = RECOMPUTED in called or (square and _any(_WEIGHTS, called))
     if number == 1:

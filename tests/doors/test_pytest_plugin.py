@@ -59,6 +59,7 @@ def test_dead(traced):
         trained(-50.0)
     rules = {finding.rule for finding in traced.findings()}
     traced.assert_healthy(ignore=sorted(rules))
+    traced.assert_healthy(ignore=iter(rules))
     with pytest.raises(ValueError, match="severity must be one of"):
         traced.assert_healthy(severity="fatal")
     with pytest.raises(KeyError, match="no rule 'dead_unts'; did you mean 'dead_units'"):

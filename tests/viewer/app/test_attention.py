@@ -19,6 +19,7 @@ from comgra_decl.errors import UnknownNameError
 from comgra_decl.query import Run, open_run
 from comgra_decl.viewer.components.attention import AttentionView
 from comgra_decl.viewer.dashboard import Dashboard
+from comgra_decl.viewer.elements import tokens_joined
 from comgra_decl.viewer.model.attention import (
     attention,
     has_neurons,
@@ -449,3 +450,43 @@ def test_attention_between_two_sequences_is_shown(tmp_path: Path) -> None:
     values = run.slot("attend.softmax").value(0)
     cells = run.plot.attention("attend.softmax", head=1, sample=1)
     np.testing.assert_array_equal(cells.dimension_values("weight", flat=False), values[1, 1])
+
+
+def test_vectors_of_as_many_numbers_as_positions_are_no_weights(tmp_path: Path) -> None:
+    class Square(nn.Module):
+        """Fused attention of two heads, with four positions and four numbers in each vector."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(8, 24)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (t.unflatten(2, (2, 4)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+            return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    torch.manual_seed(0)
+    model, x = Square(), torch.randn(3, 4, 8)
+    q, k, _ = (t.unflatten(2, (2, 4)).transpose(1, 2) for t in model.qkv(x).detach().chunk(3, -1))
+    expected = torch.softmax(q @ k.transpose(2, 3) / 2, -1).numpy()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with comgra.trace("attention", root=tmp_path) as session:
+        model(x).square().mean().backward()
+        optimizer.step()
+    run = open_run(session.path or "")
+    (slot,) = layers(RunView(run))
+    cells = run.plot.attention(slot.node, head=1, sample=1)
+    np.testing.assert_allclose(
+        cells.dimension_values("weight", flat=False), expected[1, 1], rtol=1e-5
+    )
+    names = run.slot(slot.node).preview(0).meanings
+    assert [axis.name for axis in names] == ["sample", "head", "position", "feature"]
+
+
+def test_a_head_that_attends_to_nothing_has_no_lines(tmp_path: Path) -> None:
+    weights = np.zeros((2, 3, 3), np.float32)
+    weights[1] = np.eye(3)
+    words = ["a", "b", "c"]
+    overlay = tokens_joined(weights, words, words, "lines")
+    assert [part.label for part in overlay.traverse(lambda part: part, [hv.Segments])] == ["head 1"]
+    for drawn in (overlay, tokens_joined(weights[:1], words, words, "none")):
+        save(drawn, tmp_path / "lines.svg")
